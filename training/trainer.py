@@ -1,0 +1,242 @@
+"""A `Seq2SeqTrainer` that trains as the paper did: token budgets, its schedule, exact perplexity and BLEU."""
+
+import time
+
+import numpy as np
+import sacrebleu
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+from transformers import Seq2SeqTrainer, TrainerCallback
+
+from .arguments import VaswaniTrainingArguments
+from .batching import PairCollator, TokenBudgetSampler
+from .data import lengths
+from .translate import translate
+
+
+def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
+    """Peak of the paper's schedule (section 5.3), reached at step `warmup_steps`.
+
+    >>> round(paper_learning_rate(512, 4000), 6)
+    0.000699
+    """
+    return (d_model * warmup_steps) ** -0.5
+
+
+def inverse_sqrt_factor(step: int, warmup_steps: int) -> float:
+    """The paper's schedule (section 5.3) over its peak, at optimiser step `step`, counted from 1.
+
+    >>> inverse_sqrt_factor(1, 4000), inverse_sqrt_factor(4000, 4000), inverse_sqrt_factor(16000, 4000)
+    (0.00025, 1.0, 0.5)
+    """
+    return min(step / warmup_steps, (warmup_steps / step) ** 0.5) if warmup_steps else step**-0.5
+
+
+class EpochDataLoader(DataLoader):
+    """A `DataLoader` that hands the epoch on to its batch sampler."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.batch_sampler.set_epoch(epoch)
+
+
+class SaveByMinutes(TrainerCallback):
+    """Asks for a checkpoint every so many minutes (section 5.4: 10), in step on all devices."""
+
+    def __init__(self, minutes: float):
+        self.seconds = minutes * 60
+        self.last = time.monotonic()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        due = [time.monotonic() - self.last >= self.seconds]
+        control.should_save |= broadcast_object_list(due)[0]
+
+    def on_save(self, args, state, control, **kwargs):
+        self.last = time.monotonic()
+
+
+class VaswaniTrainer(Seq2SeqTrainer):
+    """Trains on batches of a token budget, and evaluates perplexity per token and BLEU.
+
+    Takes the arguments of `Seq2SeqTrainer`, except that the data sets come from `data.tokenize` (`eval_dataset` keeps
+    its text columns), `processing_class` is the tokenizer, and the collator is always `PairCollator`.
+    """
+
+    def __init__(self, model=None, args: VaswaniTrainingArguments = None, *, processing_class, **kwargs):
+        collator = PairCollator(processing_class.pad_token_id, processing_class.eos_token_id)
+        super().__init__(model, args, data_collator=collator, processing_class=processing_class, **kwargs)
+        self._window = _Throughput()
+        if args.save_minutes is not None:
+            self.add_callback(SaveByMinutes(args.save_minutes))
+
+    # Data
+
+    def token_budget_sampler(self, dataset: Dataset) -> TokenBudgetSampler:
+        """The training batches of this device."""
+        args = self.args
+        return TokenBudgetSampler(
+            *lengths(dataset),
+            source_budget=args.source_tokens_per_update // args.parts_per_update,
+            target_budget=args.target_tokens_per_update // args.parts_per_update,
+            num_replicas=args.world_size,
+            rank=args.process_index,
+            accumulation=args.gradient_accumulation_steps,
+            seed=args.data_seed if args.data_seed is not None else args.seed,
+        )
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Not sharded by Accelerate: the sampler already knows the devices."""
+        return self._loader(self.train_dataset, self.token_budget_sampler(self.train_dataset))
+
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
+        """This device's share of the evaluation set, shortest first."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        source, target = lengths(dataset)
+        budget = max(self.args.eval_tokens_per_device, int(source.max()), int(target.max()))
+        sampler = TokenBudgetSampler(
+            source,
+            target,
+            budget,
+            budget,
+            num_replicas=self.args.world_size,
+            rank=self.args.process_index,
+            shuffle=False,
+        )
+        return self._loader(dataset, sampler)
+
+    def _loader(self, dataset: Dataset, sampler: TokenBudgetSampler) -> DataLoader:
+        workers = self.args.dataloader_num_workers
+        return EpochDataLoader(
+            dataset.select_columns(["input_ids", "labels"]),
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+
+    def get_total_train_batch_size(self, args) -> int:
+        """Pairs of an average update; the Trainer reports it."""
+        return round(len(self.train_dataset) / self.token_budget_sampler(self.train_dataset).num_updates)
+
+    # Optimisation
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        """The paper's schedule starts at step 1; transformers' `inverse_sqrt` would waste the first step on rate 0."""
+        if self.lr_scheduler is None and self.args.lr_scheduler_type == "inverse_sqrt":
+            warmup = self.args.get_warmup_steps(num_training_steps)
+            self.lr_scheduler = LambdaLR(
+                self.optimizer if optimizer is None else optimizer,
+                lambda done: inverse_sqrt_factor(done + 1, warmup),
+            )
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The model's own smoothed loss, over all labels of the update, without keeping the logits."""
+        inputs = {**inputs, "skip_logits": not return_outputs}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """An update's batches; what they hold goes into the log."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._window.add(batches)
+        return batches, num_items
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds this device's rate of real target tokens and its share of padding since the last log."""
+        if "loss" in logs:
+            logs.update(self._window.summary())
+            self._window = _Throughput()
+        super().log(logs, start_time)
+
+    # Evaluation
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs,
+    ) -> dict[str, float]:
+        """Cross-entropy and perplexity per token, and BLEU of `generate()`'s translations.
+
+        Unlike the stock Trainer, which averages over batches, the loss is the sum over all target tokens divided by
+        their number, so that `exp(eval_loss)` is the perplexity.
+
+        Args:
+            eval_dataset (`datasets.Dataset`, *optional*): Instead of the Trainer's own.
+            ignore_keys (`list[str]`, *optional*): Not used; there for the signature of the stock Trainer.
+            metric_key_prefix (`str`): Of the names of the metrics.
+            **gen_kwargs: For `generate()`.
+
+        Returns:
+            `eval_loss`, `eval_perplexity`, `eval_bleu` (where `eval_bleu` is set), `eval_runtime` in seconds.
+        """
+        started = time.monotonic()
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        was_training = self.model.training
+        self.model.eval()
+        loss = self._loss_per_token(dataset)
+        metrics = {"loss": loss, "perplexity": float(np.exp(loss))}
+        if self.args.eval_bleu:
+            metrics["bleu"] = self._bleu(dataset, gen_kwargs)
+        self.model.train(was_training)
+        metrics["runtime"] = round(time.monotonic() - started, 2)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self._window.restart_clock()
+        return metrics
+
+    @torch.no_grad()
+    def _loss_per_token(self, dataset: Dataset) -> float:
+        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)  # loss, tokens
+        for batch in self.get_eval_dataloader(dataset):
+            batch = self._prepare_inputs(batch)
+            loss = self.model(**batch, num_items_in_batch=1, skip_logits=True).loss
+            sums += torch.stack((loss.double(), (batch["labels"] != -100).sum().double()))
+        loss, tokens = self.accelerator.reduce(sums).tolist()
+        return loss / tokens
+
+    def _bleu(self, dataset: Dataset, gen_kwargs: dict) -> float:
+        world, rank = self.args.world_size, self.args.process_index
+        if self.args.generation_num_beams is not None:
+            gen_kwargs = {"num_beams": self.args.generation_num_beams, **gen_kwargs}
+        budget = self.args.eval_tokens_per_device
+        mine = translate(self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs)
+        translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(mine)]))
+        texts = [text for _, text in translations]
+        bleu = sacrebleu.corpus_bleu(texts, [dataset["target"][:]], tokenize=self.args.bleu_tokenize, force=True)
+        return bleu.score
+
+
+class _Throughput:
+    """Tokens that went into updates since the last log."""
+
+    def __init__(self):
+        self.started = time.monotonic()
+        self.target_tokens = self.tokens = self.padded = 0
+
+    def add(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        for batch in batches:
+            targets = int((batch["labels"] != -100).sum())
+            self.target_tokens += targets
+            self.tokens += targets + int(batch["attention_mask"].sum())
+            self.padded += batch["labels"].numel() + batch["attention_mask"].numel()
+
+    def restart_clock(self) -> None:
+        """Leave what has passed since the last log (an evaluation) out of the rate."""
+        self.__init__()
+
+    def summary(self) -> dict[str, float]:
+        if not self.padded:
+            return {}
+        seconds = time.monotonic() - self.started
+        return {
+            "target_tokens_per_second": round(self.target_tokens / seconds, 1),
+            "padding_share": round(1 - self.tokens / self.padded, 4),
+        }

@@ -1,0 +1,147 @@
+"""Translate raw text with a checkpoint: a file or standard input to a file or standard output, order kept."""
+
+import argparse
+import contextlib
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from .data import read_lines
+
+
+logger = logging.getLogger(__name__)
+
+EXTRA_LENGTH = 50  # an output has at most this many tokens more than its input (section 6.1)
+
+
+def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
+    """Indices of `lengths` in batches of similar length, each of at most `budget` tokens with padding, longest first.
+
+    A sentence over the budget is a batch of its own; a sentence of no tokens is in no batch.
+
+    >>> list(token_batches([3, 1, 2, 0], budget=4))
+    [[0], [2, 1]]
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not lengths[index]:
+            break
+        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+@torch.no_grad()
+def translate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: list[str],
+    batch_tokens: int = 4096,
+    progress: tqdm | None = None,
+    **generate_kwargs,
+) -> list[str]:
+    """Translations of raw sentences, in their order.
+
+    Args:
+        model (`PreTrainedModel`): In evaluation mode. Its `generation_config` says how to search.
+        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint.
+        sentences (`list[str]`): Raw text. An empty sentence gives an empty translation.
+        batch_tokens (`int`): Source tokens of a batch, padding included.
+        progress (`tqdm`, *optional*): Moved on by one a sentence.
+        **generate_kwargs: For `generate()`.
+
+    Returns:
+        `list[str]`: As many as `sentences`.
+    """
+    ids = [tokenizer(s)["input_ids"] if s.strip() else [] for s in sentences]
+    translations = [""] * len(sentences)
+    if progress is not None:
+        progress.update(sum(not i for i in ids))
+    for batch in token_batches([len(i) for i in ids], batch_tokens):
+        inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
+        limit = inputs["input_ids"].shape[1] + EXTRA_LENGTH
+        outputs = model.generate(**inputs, **{"max_new_tokens": limit, **generate_kwargs})
+        for index, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True)):
+            translations[index] = text
+        if progress is not None:
+            progress.update(len(batch))
+    return translations
+
+
+def translate_lines(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lines: Iterable[str], window: int, **kwargs
+) -> Iterator[str]:
+    """Translations of a stream of lines, in order and in constant memory: `window` lines are sorted at a time."""
+    lines = iter(lines)
+    while chunk := list(islice(lines, window)):
+        yield from translate(model, tokenizer, chunk, **kwargs)
+
+
+def load_checkpoint(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model, in evaluation mode on the GPU where there is one, and tokenizer of a folder or a Hub repository.
+
+    Raises:
+        OSError: No such checkpoint.
+        ValueError: The tokenizer has more tokens than the model.
+    """
+    import hf_vaswani  # noqa: F401, registers the model
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}.")
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def _stdin_lines() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"standard input, line {number}: not UTF-8: {error}") from error
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`hf-vaswani translate`."""
+    parser = argparse.ArgumentParser(prog="hf-vaswani translate", description=__doc__)
+    parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
+    parser.add_argument("--input", help="text file, a sentence a line, plain or .gz (standard input)")
+    parser.add_argument("--output", help="text file to write (standard output)")
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="source tokens of a batch (%(default)s)")
+    parser.add_argument("--window", type=int, default=10_000, help="lines sorted by length at a time (%(default)s)")
+    parser.add_argument("--num-beams", type=int, help="instead of the checkpoint's")
+    parser.add_argument("--length-penalty", type=float, help="instead of the checkpoint's")
+    args = parser.parse_args(argv)
+
+    if args.input and not Path(args.input).is_file():
+        parser.error(f"--input {args.input}: no such file")
+    model, tokenizer = load_checkpoint(args.model)
+    options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
+    options = {name: value for name, value in options.items() if value is not None}
+    total = sum(1 for _ in read_lines(args.input)) if args.input else None
+    lines = read_lines(args.input) if args.input else _stdin_lines()
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(tqdm(total=total, unit=" sentences", desc="Translating"))
+        output = sys.stdout
+        if args.output:
+            partial = Path(args.output + ".partial")
+            output = stack.enter_context(open(partial, "w", encoding="utf-8", newline="\n"))
+        for text in translate_lines(
+            model, tokenizer, lines, args.window, batch_tokens=args.batch_tokens, progress=progress, **options
+        ):
+            output.write(text.replace("\n", " ") + "\n")
+    if args.output:
+        partial.replace(args.output)
+
+
+if __name__ == "__main__":
+    main()
