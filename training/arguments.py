@@ -109,16 +109,18 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     save_steps: float = field(default=1000)
     save_total_limit: int | None = field(default=20)
     metric_for_best_model: str | None = field(default="eval_bleu")
-    report_to: None | str | list[str] = field(default="tensorboard")
+    report_to: str | list[str] | None = field(default="tensorboard")
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "A NaN must be seen, not averaged away."})
 
     def __post_init__(self):
-        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()  # bf16 without an accelerator needs it said
+        self.use_cpu = (
+            self.use_cpu or not torch.accelerator.is_available()
+        )  # bf16 without an accelerator needs it said
         super().__post_init__()
         if self.label_smoothing_factor:
             raise ValueError(
                 f"label_smoothing_factor={self.label_smoothing_factor}: the model smooths its own loss, in training "
-                'only. Set label_smoothing in the model: --model_overrides \'{"label_smoothing": 0.1}\'.'
+                "only. Set label_smoothing in the model: --model_overrides '{\"label_smoothing\": 0.1}'."
             )
         for name in ("source_tokens_per_update", "target_tokens_per_update", "eval_tokens_per_device"):
             if getattr(self, name) < 1:

@@ -8,6 +8,7 @@ line, what is filtered is counted.
 import gzip
 import json
 import logging
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -55,9 +56,13 @@ def load_pairs(files: list[str], source_lang: str, target_lang: str, drop_empty:
     stamps = tuple((str(Path(f).resolve()), Path(f).stat().st_size, Path(f).stat().st_mtime_ns) for f in files)
     kwargs = {"files": tuple(files), "langs": (source_lang, target_lang), "stamps": stamps}
     try:
-        pairs = Dataset.from_generator(_checked_rows, gen_kwargs={**kwargs, "drop_empty": drop_empty}, features=TEXT_FEATURES)
+        pairs = Dataset.from_generator(
+            _checked_rows, gen_kwargs={**kwargs, "drop_empty": drop_empty}, features=TEXT_FEATURES
+        )
     except DatasetGenerationError as error:
-        raise error.__cause__ if isinstance(error.__cause__, DataError) else error
+        if isinstance(error.__cause__, DataError):
+            raise error.__cause__ from None
+        raise
     if not len(pairs):
         raise DataError(f"{', '.join(files)}: no sentence pairs.")
     return pairs
@@ -76,8 +81,10 @@ def load_hub_pairs(name: str, config: str | None, split: str, source_lang: str, 
     languages = getattr(features, "languages", None) or list(features or ())
     for lang in (source_lang, target_lang):
         if lang not in languages:
-            raise DataError(f"{name} ({config}, {split}): no language {lang!r}; columns {list(dataset.features)}, "
-                            f"languages {list(languages)}.")
+            raise DataError(
+                f"{name} ({config}, {split}): no language {lang!r}; columns {list(dataset.features)}, "
+                f"languages {list(languages)}."
+            )
     pairs = dataset.map(
         lambda batch: {
             "source": [pair[source_lang] for pair in batch["translation"]],
@@ -117,7 +124,9 @@ def _read(files, langs) -> Iterator[tuple[str, str, str]]:
     suffix = Path(files[0].removesuffix(".gz")).suffix
     readers = {".tsv": _read_tsv, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
     if suffix not in readers:
-        raise DataError(f"{files[0]}: one file of pairs must end in {', '.join(readers)}, found {suffix or 'no ending'!r}.")
+        raise DataError(
+            f"{files[0]}: one file of pairs must end in {', '.join(readers)}, found {suffix or 'no ending'!r}."
+        )
     yield from readers[suffix](files[0], langs)
 
 
@@ -128,15 +137,16 @@ def read_lines(file: str) -> Iterator[str]:
         DataError: A line is not UTF-8, or a gzip file is cut off or damaged.
     """
     with gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb") as stream:
-        number = 0
+        number = 1
         try:
-            for number, line in enumerate(stream, start=1):
+            for line in stream:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                number += 1
         except UnicodeDecodeError as error:
             bad = error.object[error.start]
             raise DataError(f"{file}:{number}: byte 0x{bad:02x} at column {error.start + 1} is not UTF-8.") from error
-        except (gzip.BadGzipFile, EOFError, OSError) as error:
-            raise DataError(f"{file}:{number + 1}: cannot be read: {error}") from error
+        except (EOFError, OSError, zlib.error) as error:
+            raise DataError(f"{file}:{number}: cannot be read: {error}") from error
 
 
 def _read_parallel(source_file: str, target_file: str) -> Iterator[tuple[str, str, str]]:
@@ -157,7 +167,9 @@ def _read_tsv(file: str, langs) -> Iterator[tuple[str, str, str]]:
     for number, line in enumerate(read_lines(file), start=1):
         columns = line.split("\t")
         if len(columns) != 2:
-            raise DataError(f"{file}:{number}: expected 2 columns ({langs[0]}, tab, {langs[1]}), found {len(columns)}.")
+            raise DataError(
+                f"{file}:{number}: expected 2 columns ({langs[0]}, tab, {langs[1]}), found {len(columns)}."
+            )
         yield f"{file}:{number}", *columns
     if number == 0:
         raise DataError(f"{file}: empty file.")
@@ -238,7 +250,9 @@ class FilterReport:
     ratio: int
 
     def __str__(self) -> str:
-        return f"{self.kept} of {self.pairs} pairs kept; dropped: {self.too_long} too long, {self.ratio} by length ratio"
+        return (
+            f"{self.kept} of {self.pairs} pairs kept; dropped: {self.too_long} too long, {self.ratio} by length ratio"
+        )
 
 
 def filter_by_length(

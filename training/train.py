@@ -77,7 +77,7 @@ def load_datasets(data: DataArguments) -> tuple[Dataset, Dataset | None]:
 def get_tokenizer(
     model_args: ModelArguments, train: Dataset, checkpoint: str | None, args: VaswaniTrainingArguments
 ) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer, or one learned from both sides of the training pairs and saved in the run's folder."""
+    """The checkpoint's tokenizer, or one learned from both sides of the training pairs and saved in `output_dir`."""
     if checkpoint:
         return AutoTokenizer.from_pretrained(checkpoint)
     with args.main_process_first(desc="learning the vocabulary"):
@@ -131,7 +131,8 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
     )
     sampler = trainer.token_budget_sampler(train_pairs)
     logger.info(
-        "%s parameters, vocabulary of %d; %d updates an epoch of %d + %d tokens (%d devices x %d batches), %.1f%% padding.",
+        "%s parameters, vocabulary of %d; %d updates an epoch of %d + %d tokens (%d devices x %d batches), %.1f%% "
+        "padding.",
         f"{model.num_parameters():,}",
         len(tokenizer),
         sampler.num_updates,

@@ -1,0 +1,42 @@
+"""`hf-vaswani COMMAND ...`: each command is the module of that name."""
+
+import importlib
+import sys
+
+
+COMMANDS = {
+    "train": "train a model on sentence pairs",
+    "average": "average checkpoints into one",
+    "translate": "translate raw text",
+    "score": "score translations",
+    "curves": "draw loss, BLEU and learning rate of a run",
+    "demo-data": "generate the sentence pairs of the demo",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; what a user did wrong is one line on standard error, not a traceback.
+
+    Args:
+        argv (`list[str]`, *optional*): The words of the command line; those of the process when not given.
+
+    Returns:
+        0; 1 when the input was wrong; 2 for an unknown command.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] not in COMMANDS:
+        lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+        wanted = bool(argv) and argv[0] in ("-h", "--help")
+        print("\n".join(["usage: hf-vaswani COMMAND ...", *lines]), file=sys.stdout if wanted else sys.stderr)
+        return 0 if wanted else 2
+    module = importlib.import_module("." + argv[0].replace("-", "_"), __package__)
+    try:
+        module.main(argv[1:])
+    except (ValueError, OSError, ImportError) as error:
+        print(f"hf-vaswani {argv[0]}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
