@@ -109,7 +109,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     save_steps: float = field(default=1000)
     save_total_limit: int | None = field(default=20)
     metric_for_best_model: str | None = field(default="eval_bleu")
-    report_to: str | list[str] | None = field(default="tensorboard")
+    report_to: None | str | list[str] = field(default="tensorboard")  # noqa: RUF036, HfArgumentParser takes this order alone
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "A NaN must be seen, not averaged away."})
 
     def __post_init__(self):
@@ -126,10 +126,14 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         if self.tokens_per_device is not None:
-            if self.tokens_per_device < 1:
-                raise ValueError(f"tokens_per_device must be positive, got {self.tokens_per_device}.")
-            largest = max(self.source_tokens_per_update, self.target_tokens_per_update)
-            self.gradient_accumulation_steps = -(-largest // (self.tokens_per_device * self.world_size))
+            self.set_accumulation()
+
+    def set_accumulation(self) -> None:
+        """Accumulate as many batches as give the update's tokens on the devices at hand."""
+        if self.tokens_per_device < 1:
+            raise ValueError(f"tokens_per_device must be positive, got {self.tokens_per_device}.")
+        largest = max(self.source_tokens_per_update, self.target_tokens_per_update)
+        self.gradient_accumulation_steps = -(-largest // (self.tokens_per_device * self.world_size))
 
     @property
     def parts_per_update(self) -> int:

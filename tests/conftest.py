@@ -1,0 +1,56 @@
+import os
+import tempfile
+
+
+# Before anything of Hugging Face is imported: offline, and caches that no other run shares.
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf-vaswani-tests-")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from training.demo_data import generate_pairs
+from training.tokenizer import train_tokenizer
+
+
+def tiny_config(**overrides) -> VaswaniConfig:
+    """Small, without dropout, and with d_k and d_v that differ from each other and from d_model / num_heads."""
+    fields = {
+        "vocab_size": 40,
+        "d_model": 16,
+        "d_ff": 24,
+        "num_heads": 2,
+        "d_k": 4,
+        "d_v": 6,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "dropout": 0.0,
+    }
+    return VaswaniConfig(**{**fields, **overrides})
+
+
+def tiny_model(**overrides) -> VaswaniForConditionalGeneration:
+    torch.manual_seed(0)
+    return VaswaniForConditionalGeneration(tiny_config(**overrides)).eval()
+
+
+@pytest.fixture
+def model() -> VaswaniForConditionalGeneration:
+    return tiny_model()
+
+
+@pytest.fixture(scope="session")
+def pairs() -> list[tuple[str, str]]:
+    return generate_pairs(300, seed=1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(pairs):
+    return train_tokenizer([text for pair in pairs for text in pair], vocab_size=400, show_progress=False)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)

@@ -1,0 +1,142 @@
+import pytest
+import yaml
+
+from hf_vaswani import VaswaniConfig
+from training.arguments import expand, load_recipe, packaged_recipes, parse_arguments
+
+
+def parse(*words: str, output_dir: str = "unused"):
+    return parse_arguments([*words, "--output_dir", output_dir])
+
+
+def test_defaults_are_the_papers():
+    model, data, training = parse()
+    assert (model.model, model.vocab_size) == ("base", 37000)
+    assert (data.source_lang, data.target_lang) == ("en", "de")
+    assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.lr_scheduler_type, training.warmup_steps, training.learning_rate) == ("inverse_sqrt", 4000, None)
+    assert (training.weight_decay, training.max_grad_norm, training.label_smoothing_factor) == (0.0, 0.0, 0.0)
+    assert (training.source_tokens_per_update, training.target_tokens_per_update) == (25000, 25000)
+    assert training.max_steps == 100_000
+
+
+def test_the_command_line_wins_over_the_recipe(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: big\nmax_steps: 300\nlearning_rate: 5e-3\nmodel_overrides: {d_ff: 64}\n")
+    model, _, training = parse("--config", str(recipe), "--max_steps", "7")
+    assert (model.model, model.model_overrides) == ("big", {"d_ff": 64})
+    assert (training.max_steps, training.learning_rate) == (7, 0.005)
+    model, *_ = parse("--config", str(recipe), "--model_overrides", '{"d_ff": 32}', "--model", "C-N2")
+    assert (model.model, model.model_overrides) == ("C-N2", {"d_ff": 32})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_stesp: 3", "mine.yaml: unknown field 'max_stesp'. Did you mean 'max_steps'"),
+        ("- a\n- b", r"mine.yaml: expected 'field: value' lines, found list"),
+        ("a: [", r"mine.yaml: not valid YAML"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_named(tmp_path, text, message):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_recipe(str(recipe))
+
+
+def test_an_unknown_recipe_lists_the_known_ones():
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file.*demo, .*wmt14_en_de_base"):
+        load_recipe("nowhere")
+
+
+@pytest.mark.parametrize(("tokens_per_device", "parts"), [(25000, 1), (12500, 2), (3125, 8), (4096, 7), (30000, 1)])
+def test_accumulation_follows_from_the_devices(tokens_per_device, parts):
+    *_, training = parse("--tokens_per_device", str(tokens_per_device))
+    assert (training.world_size, training.gradient_accumulation_steps, training.parts_per_update) == (1, parts, parts)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--label_smoothing_factor", "0.1"], "Set label_smoothing in the model"),
+        (["--tokens_per_device", "0"], "tokens_per_device must be positive, got 0"),
+        (["--source_tokens_per_update", "-5"], "source_tokens_per_update must be positive, got -5"),
+    ],
+)
+def test_a_bad_argument_is_named(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse(*words)
+
+
+def test_paths_hold_environment_variables(monkeypatch):
+    monkeypatch.setenv("CORPUS", "/data/corpus")
+    _, data, _ = parse("--train_files", "$CORPUS/a.en", "${CORPUS}/a.de")
+    assert data.train_files == ["/data/corpus/a.en", "/data/corpus/a.de"]
+    with pytest.raises(ValueError, match="the environment variable NOT_SET_HERE is not set"):
+        expand("$NOT_SET_HERE/a.en")
+
+
+RECIPES = {"demo", "multi30k_en_de", "multi30k_en_fr"}
+WMT14 = {"wmt14_en_de_base", "wmt14_en_de_big", "wmt14_en_fr_base", "wmt14_en_fr_big"}
+
+
+def test_the_recipes_are_all_there():
+    assert set(packaged_recipes()) == RECIPES | WMT14
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES | WMT14))
+def test_a_recipe_makes_a_valid_run(name, monkeypatch):
+    monkeypatch.setenv("MULTI30K", "/data/multi30k")
+    model, data, training = parse("--config", name)
+    config = VaswaniConfig.from_table3(model.model, **(model.model_overrides or {}), vocab_size=model.vocab_size)
+    assert config.d_model == config.num_heads * config.d_k
+    assert (data.source_lang, data.target_lang) == ("en", name.split("_")[2] if "_" in name else "de")
+    assert data.max_length <= training.source_tokens_per_update // training.parts_per_update
+
+
+# Rows of the paper: Table 3 for the model, sections 5.1 to 5.4 and 6.1 for the rest.
+@pytest.mark.parametrize(
+    ("name", "d_model", "dropout", "vocabulary", "steps", "checkpoints"),
+    [
+        ("wmt14_en_de_base", 512, 0.1, 37000, 100_000, 5),
+        ("wmt14_en_de_big", 1024, 0.3, 37000, 300_000, 20),
+        ("wmt14_en_fr_base", 512, 0.1, 32000, 100_000, 5),
+        ("wmt14_en_fr_big", 1024, 0.1, 32000, 300_000, 20),
+    ],
+)
+def test_wmt14_recipes_are_the_papers(name, d_model, dropout, vocabulary, steps, checkpoints):
+    model, data, training = parse("--config", name)
+    config = VaswaniConfig.from_table3(model.model, **(model.model_overrides or {}))
+    assert (config.d_model, config.dropout, config.label_smoothing) == (d_model, dropout, 0.1)
+    assert (model.vocab_size, training.max_steps, training.warmup_steps) == (vocabulary, steps, 4000)
+    assert (training.source_tokens_per_update, training.target_tokens_per_update) == (25000, 25000)
+    assert (data.dataset_name, training.learning_rate, training.save_minutes) == ("wmt/wmt14", None, 10)
+    assert training.save_total_limit >= checkpoints
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_wmt14_updates_hold_25000_tokens_on_any_number_of_devices(devices, monkeypatch):
+    _, _, training = parse("--config", "wmt14_en_de_base")
+    monkeypatch.setattr(type(training), "world_size", property(lambda self: devices))
+    training.set_accumulation()
+    assert training.parts_per_update * (25000 // training.parts_per_update) == 25000
+    assert training.parts_per_update == 8  # the same batches, however many devices share them
+
+
+def test_accelerate_configurations_load(tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    folder = packaged_accelerate_folder()
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == ["cpu.yaml", "eight_gpus.yaml", "one_gpu.yaml"]
+    for name, processes, cpu in (("cpu.yaml", 1, True), ("one_gpu.yaml", 1, False), ("eight_gpus.yaml", 8, False)):
+        config = load_config_from_file(str(folder / name))
+        assert (config.num_processes, config.use_cpu) == (processes, cpu)
+        assert yaml.safe_load((folder / name).read_text())
+
+
+def packaged_accelerate_folder():
+    from importlib import resources
+
+    return resources.files("training") / "recipes" / "accelerate"

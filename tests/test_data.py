@@ -1,0 +1,170 @@
+import gzip
+import json
+import logging
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from training.data import DataError, filter_by_length, lengths, load_hub_pairs, load_pairs, tokenize
+
+
+PAIRS = [
+    ("A dog.", "Ein Hund."),
+    ("Two  cats\u00a0sleep.", "Zwei Katzen\u2028schlafen."),
+    ('He said "no".', "Er sagte „nein“."),
+]
+
+
+def write(path, text: str | bytes) -> str:
+    data = text if isinstance(text, bytes) else text.encode("utf-8")
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return str(path)
+
+
+def write_parallel(folder, pairs=PAIRS, suffix="") -> list[str]:
+    return [
+        write(folder / f"data.{lang}{suffix}", "".join(pair[side] + "\n" for pair in pairs))
+        for side, lang in enumerate(("en", "de"))
+    ]
+
+
+def read(files) -> list[tuple[str, str]]:
+    dataset = load_pairs(files, "en", "de")
+    return list(zip(dataset["source"], dataset["target"]))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_two_text_files(tmp_path, suffix):
+    """Only a line feed ends a line, whatever other separators Unicode has."""
+    assert read(write_parallel(tmp_path, suffix=suffix)) == PAIRS
+
+
+def test_windows_line_ends_and_a_missing_last_one(tmp_path):
+    files = [write(tmp_path / "a.en", "one\r\ntwo"), write(tmp_path / "a.de", "eins\r\nzwei\n")]
+    assert read(files) == [("one", "eins"), ("two", "zwei")]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_tsv(tmp_path, suffix):
+    text = "".join("\t".join(pair) + "\n" for pair in PAIRS)
+    assert read([write(tmp_path / f"data.tsv{suffix}", text)]) == PAIRS
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_json_lines(tmp_path, nested):
+    rows = [{"en": en, "de": de, "id": 1} for en, de in PAIRS]
+    text = "".join(json.dumps({"translation": row} if nested else row) + "\n" for row in rows)
+    assert read([write(tmp_path / "data.jsonl", text)]) == PAIRS
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_parquet(tmp_path, nested):
+    rows = [{"en": en, "de": de} for en, de in PAIRS]
+    table = pyarrow.Table.from_pylist([{"translation": row} if nested else row for row in rows])
+    pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
+    assert read([str(tmp_path / "data.parquet")]) == PAIRS
+
+
+def test_hub_layout(tmp_path, caplog):
+    """`load_dataset` on a local folder goes the same way as on the Hub."""
+    rows = [{"translation": {"en": en, "de": de}} for en, de in [*PAIRS, ("", "leer")]]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    with caplog.at_level(logging.WARNING):
+        dataset = load_hub_pairs(str(tmp_path), None, "train", "de", "en")
+    assert list(zip(dataset["target"], dataset["source"])) == PAIRS
+    assert "dropped 1 pairs with an empty side" in caplog.text
+    with pytest.raises(DataError, match="no language 'fr'"):
+        load_hub_pairs(str(tmp_path), None, "train", "en", "fr")
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    files = write_parallel(tmp_path)
+    assert len(read(files)) == 3
+    write_parallel(tmp_path, PAIRS[:2])
+    assert len(read(files)) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("one\ntwo\n", "eins\n", r"a\.de has 1 lines, .*a\.en has 2: line 2 has no counterpart"),
+        ("one\n", "eins\nzwei\ndrei\n", r"a\.en has 1 lines, .*a\.de has 3: line 2"),
+        ("one\n\n", "eins\nzwei\n", r"a\.en:2: empty en sentence"),
+        ("one\ntwo\n", "eins\n \t\n", r"a\.de:2: empty de sentence"),
+        ("one\n", b"eins\xff\n", r"a\.de:1: byte 0xff at column 5 is not UTF-8"),
+        ("one\ntwo\n", b"eins\nzwei\xe4\n", r"a\.de:2: byte 0xe4 at column 5"),
+        ("", "", r"a\.en: empty file"),
+        ("", "eins\n", r"a\.en has 0 lines"),
+    ],
+)
+def test_what_is_wrong_with_text_files_is_named(tmp_path, source, target, message):
+    with pytest.raises(DataError, match=message):
+        load_pairs([write(tmp_path / "a.en", source), write(tmp_path / "a.de", target)], "en", "de")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.tsv", "one\teins\ntwo zwei\n", r"a\.tsv:2: expected 2 columns.*found 1"),
+        ("a.tsv", "one\teins\textra\n", r"a\.tsv:1: expected 2 columns.*found 3"),
+        ("a.tsv", "one\teins\n\tzwei\n", r"a\.tsv:2: empty en sentence"),
+        ("a.tsv", "", r"a\.tsv: empty file"),
+        ("a.jsonl", '{"en": "one", "de": "eins"}\n{"en": "tw\n', r"a\.jsonl:2: not a JSON object"),
+        ("a.jsonl", '{"en": "one", "fr": "un"}\n', r"a\.jsonl:1: no column 'de'; found en, fr"),
+        ("a.jsonl", '{"en": "one", "de": null}\n', r"a\.jsonl:1: column 'de' is not text: None"),
+        ("a.jsonl", '["one", "eins"]\n', r"a\.jsonl:1: expected an object"),
+        ("a.jsonl", '{"en": "one", "de": " "}\n', r"a\.jsonl:1: empty de sentence"),
+        ("a.parquet", "not parquet", r"a\.parquet: not a Parquet file"),
+        ("a.txt", "one\n", r"a\.txt: one file of pairs must end in \.tsv"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_pairs_is_named(tmp_path, name, text, message):
+    with pytest.raises(DataError, match=message):
+        load_pairs([write(tmp_path / name, text)], "en", "de")
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path):
+    files = write_parallel(tmp_path, PAIRS * 1000, ".gz")
+    whole = (tmp_path / "data.de.gz").read_bytes()
+    for broken in (whole[: len(whole) // 2], b"no gzip at all", whole[:40] + bytes(20) + whole[60:]):
+        (tmp_path / "data.de.gz").write_bytes(broken)
+        with pytest.raises(DataError, match=r"data\.de\.gz:\d+: cannot be read"):
+            load_pairs(files, "en", "de")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.tsv: no such file"):
+        load_pairs([str(tmp_path / "none.tsv")], "en", "de")
+    with pytest.raises(DataError, match="got 3"):
+        load_pairs(["a", "b", "c"], "en", "de")
+
+
+def test_empty_pairs_can_be_dropped_and_are_counted(tmp_path, caplog):
+    files = write_parallel(tmp_path, [*PAIRS, ("", "leer"), ("empty", "")])
+    with caplog.at_level(logging.WARNING):
+        dataset = load_pairs(files, "en", "de", drop_empty=True)
+    assert len(dataset) == 3
+    assert "dropped 2 pairs with an empty side" in caplog.text
+
+
+def test_tokenised_pairs_have_ids_and_lengths(tmp_path, tokenizer):
+    dataset = tokenize(load_pairs(write_parallel(tmp_path), "en", "de"), tokenizer)
+    for row, (source, target) in zip(dataset, PAIRS):
+        assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == source
+        assert tokenizer.decode(row["labels"], skip_special_tokens=True) == target
+        assert (row["source_length"], row["target_length"]) == (len(row["input_ids"]), len(row["labels"]))
+    assert [len(ids) for ids in dataset["input_ids"]] == lengths(dataset)[0].tolist()
+
+
+def test_filters_drop_and_count(tmp_path, tokenizer):
+    pairs = [("A dog.", "Ein Hund."), ("A dog. " * 50, "Ein Hund."), ("A dog.", "Ein Hund. " * 6)]
+    dataset = tokenize(load_pairs(write_parallel(tmp_path, pairs), "en", "de"), tokenizer)
+    assert max(lengths(dataset)[0]) > 100
+    assert max(lengths(dataset)[1]) < 100
+    kept, report = filter_by_length(dataset, max_length=100, max_ratio=2.0)
+    assert kept["source"][:] == ["A dog."]
+    assert (report.pairs, report.kept, report.too_long, report.ratio) == (3, 1, 1, 1)
+    assert str(report) == "1 of 3 pairs kept; dropped: 1 too long, 1 by length ratio"
+    with pytest.raises(DataError, match=r"No pair is left.*3 too long"):
+        filter_by_length(dataset, max_length=1)
