@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from datasets import Dataset
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, set_seed
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
@@ -89,15 +90,23 @@ def get_tokenizer(
 
 
 def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> VaswaniForConditionalGeneration:
-    """A freshly initialised model for the tokenizer's vocabulary."""
-    config = VaswaniConfig.from_table3(
-        model_args.model,
-        **{"vocab_size": len(tokenizer), **(model_args.model_overrides or {})},
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.bos_token_id,
-    )
+    """A freshly initialised model for the tokenizer's vocabulary.
+
+    Raises:
+        ValueError: The row or an override is not what VaswaniConfig takes.
+    """
+    fields = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": tokenizer.bos_token_id,
+        **(model_args.model_overrides or {}),
+    }
+    try:
+        config = VaswaniConfig.from_table3(model_args.model, **fields)
+    except (TypeError, StrictDataclassError) as error:
+        raise ValueError(f"model_overrides {model_args.model_overrides}: {error}") from error
     model = VaswaniForConditionalGeneration._from_config(config, attn_implementation=model_args.attn_implementation)
     model.generation_config = GenerationConfig.from_model_config(config)
     model.generation_config.update(**GENERATION)

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+)
 
 from .data import read_lines
 
@@ -38,6 +44,22 @@ def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
+
+
+class SourceLengthLimit(StoppingCriteria):
+    """Ends each sentence when it has `EXTRA_LENGTH` tokens more than its source (section 6.1).
+
+    Args:
+        source_lengths (`torch.Tensor` of shape `(batch,)`): Source tokens of each sentence.
+    """
+
+    def __init__(self, source_lengths: torch.Tensor):
+        self.limits = source_lengths + EXTRA_LENGTH
+
+    def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
+        """`input_ids` `(rows, 1 + tokens)`, with equally many rows for each sentence, in order; `(rows,)`."""
+        limits = self.limits.repeat_interleave(len(input_ids) // len(self.limits))
+        return input_ids.shape[1] - 1 >= limits
 
 
 @torch.no_grad()
@@ -68,8 +90,11 @@ def translate(
         progress.update(sum(not i for i in ids))
     for batch in token_batches([len(i) for i in ids], batch_tokens):
         inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-        limit = inputs["input_ids"].shape[1] + EXTRA_LENGTH
-        outputs = model.generate(**inputs, **{"max_new_tokens": limit, **generate_kwargs})
+        limit = SourceLengthLimit(inputs["attention_mask"].sum(-1))
+        longest = int(limit.limits.max())
+        outputs = model.generate(
+            **inputs, **{"max_new_tokens": longest, "stopping_criteria": [limit], **generate_kwargs}
+        )
         for index, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True)):
             translations[index] = text
         if progress is not None:

@@ -1,0 +1,36 @@
+import json
+
+import pytest
+
+from training.cli import COMMANDS, main
+
+
+def test_help_lists_the_commands(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("words", [[], ["trian"]])
+def test_an_unknown_command_is_an_error(capsys, words):
+    assert main(words) == 2
+    assert "usage: hf-vaswani COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_each_command_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"hf-vaswani {name}" in capsys.readouterr().out
+
+
+def test_curves_are_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    history = [{"step": s, "loss": 5 / s, "learning_rate": 0.1} for s in (1, 2, 3)]
+    history += [{"step": 3, "eval_loss": 1.0, "eval_bleu": 20.0}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    assert main(["curves", "--run", str(tmp_path), "--output", str(tmp_path / "curves.png")]) == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["curves", "--run", str(tmp_path / "none"), "--output", "x.png"]) == 1
+    assert "no such file" in capsys.readouterr().err

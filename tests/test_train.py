@@ -1,0 +1,96 @@
+import json
+import logging
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from training.cli import main
+from training.demo_data import write_demo_data
+from training.train import last_checkpoint
+
+
+SMALL = [
+    *("--model_overrides", '{"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}'),
+    *("--vocab_size", "300", "--warmup_steps", "4", "--eval_strategy", "steps", "--eval_steps", "4"),
+    *("--source_tokens_per_update", "1000", "--target_tokens_per_update", "1000", "--tokens_per_device", "500"),
+    *("--save_steps", "2", "--logging_steps", "1", "--generation_num_beams", "1", "--disable_tqdm", "true"),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    files = write_demo_data(str(tmp_path_factory.mktemp("data")), train=200, val=10, test=10)
+    return {split: [str(path) for path in paths] for split, paths in files.items()}
+
+
+def words(data, output, *more: str) -> list[str]:
+    files = ["--train_files", *data["train"], "--eval_files", *data["val"]]
+    return ["train", *files, "--output_dir", str(output), *SMALL, *more]
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run")
+    assert main(words(data, output, "--max_steps", "4")) == 0
+    return output
+
+
+def test_a_run_leaves_checkpoints_logs_and_a_model_that_auto_classes_load(run):
+    assert last_checkpoint(run).endswith("checkpoint-4")
+    assert list(run.glob("**/events.out.tfevents*"))
+    history = json.loads((run / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4]
+    assert [
+        set(entry) >= {"eval_loss", "eval_perplexity", "eval_bleu"} for entry in history if "eval_loss" in entry
+    ] == [True]
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
+    assert model.config.vocab_size == len(tokenizer) == 300
+    assert (model.generation_config.num_beams, model.generation_config.length_penalty) == (4, 0.6)
+    assert model.generation_config.decoder_start_token_id == tokenizer.bos_token_id
+
+
+def test_the_papers_rate_is_the_default(run):
+    history = json.loads((run / "trainer_state.json").read_text())["log_history"]
+    rates = [entry["learning_rate"] for entry in history if "learning_rate" in entry]
+    assert rates[-1] == pytest.approx((16 * 4) ** -0.5)  # the peak, at the last warm-up step
+
+
+def test_a_run_is_not_overwritten_and_can_be_resumed(run, data, capsys):
+    assert main(words(data, run, "--max_steps", "4")) == 1
+    assert "already has checkpoint-4: pass --resume" in capsys.readouterr().err
+    assert main(words(data, run, "--max_steps", "6", "--resume")) == 0
+    assert last_checkpoint(run).endswith("checkpoint-6")
+
+
+def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5" / "trainer_state.json").write_text('{"cut off')
+    (tmp_path / "checkpoint-7").mkdir()
+    with caplog.at_level(logging.WARNING):
+        assert main(words(data, tmp_path, "--resume")) == 1
+    assert "no complete checkpoint" in capsys.readouterr().err
+    assert caplog.text.count("was not written to its end") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--train_files", "nowhere.en", "nowhere.de"], "nowhere.en: no such file"),
+        (["--max_length", "2"], "No pair is left to train on: 0 of 200 pairs kept; dropped: 200 too long"),
+        (["--model", "huge"], "Table 3 has no row 'huge'"),
+        (["--model_overrides", '{"d_mdel": 3}'], "no field 'd_mdel'"),
+        (["--vocab_size", "10"], "vocab_size must be at least 259"),
+        (["--tokens_per_device", "10"], "lower max_length, or raise the tokens"),
+    ],
+)
+def test_what_is_wrong_is_one_line_on_standard_error(tmp_path, data, capsys, change, message):
+    assert main(words(data, tmp_path, "--max_steps", "1", *change)) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("hf-vaswani train: ")
+    assert message in error
+
+
+def test_training_without_evaluation_data(tmp_path, data):
+    files = ["--train_files", *data["train"], "--output_dir", str(tmp_path)]
+    assert main(["train", *files, *SMALL, "--max_steps", "2"]) == 0
+    assert last_checkpoint(tmp_path).endswith("checkpoint-2")

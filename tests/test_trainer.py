@@ -1,0 +1,172 @@
+import math
+import shutil
+
+import pytest
+import sacrebleu
+import torch
+from conftest import tiny_config, tiny_model
+from datasets import Dataset
+from torch.nn import functional as F
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from training.arguments import VaswaniTrainingArguments
+from training.data import tokenize
+from training.trainer import SaveByMinutes, VaswaniTrainer, inverse_sqrt_factor, paper_learning_rate
+from training.translate import translate
+
+
+def paper_rate(step: int, d_model: int, warmup: int) -> float:
+    """Equation 3 of the paper, as it stands there."""
+    return d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+
+def make_trainer(folder, tokenizer, pairs, model=None, **overrides) -> VaswaniTrainer:
+    arguments = {
+        "output_dir": str(folder),
+        "source_tokens_per_update": 400,
+        "target_tokens_per_update": 400,
+        "learning_rate": 1e-3,
+        "warmup_steps": 4,
+        "max_steps": 6,
+        "eval_strategy": "no",
+        "metric_for_best_model": None,
+        "save_steps": 3,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        **overrides,
+    }
+    columns = {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
+    dataset = tokenize(Dataset.from_dict(columns), tokenizer)
+    torch.manual_seed(5)
+    model = model or VaswaniForConditionalGeneration(tiny_config(vocab_size=len(tokenizer), dropout=0.1))
+    return VaswaniTrainer(
+        model,
+        VaswaniTrainingArguments(**arguments),
+        train_dataset=dataset,
+        eval_dataset=dataset.select(range(20)),
+        processing_class=tokenizer,
+    )
+
+
+@pytest.mark.parametrize("step", [1, 2, 4000, 40_000])
+def test_schedule_equals_the_papers_formula(step):
+    peak = paper_learning_rate(512, 4000)
+    assert peak * inverse_sqrt_factor(step, 4000) == pytest.approx(paper_rate(step, 512, 4000), rel=1e-12)
+
+
+def test_every_update_uses_the_papers_rate(tmp_path, tokenizer, pairs):
+    trainer = make_trainer(tmp_path, tokenizer, pairs, learning_rate=paper_learning_rate(16, 4), max_steps=8)
+    used = []
+    trainer.create_optimizer()
+    trainer.optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"]))
+    trainer.train()
+    assert used == pytest.approx([paper_rate(step, 16, 4) for step in range(1, 9)])
+
+
+def test_optimiser_is_the_papers_adam(tmp_path, tokenizer, pairs):
+    trainer = make_trainer(tmp_path, tokenizer, pairs)
+    for group in trainer.create_optimizer().param_groups:
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0.0)
+
+
+def test_logged_loss_is_the_smoothed_loss_per_token_of_the_whole_update(tmp_path, tokenizer, pairs):
+    """With two batches an update, against the loss of both computed apart with PyTorch's own smoothing."""
+    model = VaswaniForConditionalGeneration(tiny_config(vocab_size=len(tokenizer)))  # no dropout
+    start = {name: weight.clone() for name, weight in model.state_dict().items()}
+    trainer = make_trainer(
+        tmp_path, tokenizer, pairs, model, gradient_accumulation_steps=2, max_steps=1, save_strategy="no"
+    )
+    batches = list(trainer.get_train_dataloader())[:2]
+    trainer.train()
+
+    model.load_state_dict(start)
+    model.eval()
+    loss = tokens = 0
+    for batch in batches:
+        logits = model(**batch).logits.flatten(0, 1)
+        labels = batch["labels"].flatten()
+        loss += F.cross_entropy(logits, labels, label_smoothing=0.1, reduction="sum").item()
+        tokens += (labels != -100).sum().item()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss / tokens, rel=1e-4)
+
+
+def test_log_has_rate_and_padding_share(tmp_path, tokenizer, pairs):
+    trainer = make_trainer(tmp_path, tokenizer, pairs, max_steps=3)
+    batches = list(trainer.get_train_dataloader())[:3]
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logs) == 3
+    for batch, entry in zip(batches, logs):
+        real = (batch["labels"] != -100).sum() + batch["attention_mask"].sum()
+        share = 1 - real.item() / (batch["labels"].numel() + batch["attention_mask"].numel())
+        assert entry["padding_share"] == pytest.approx(share, abs=1e-4)
+        assert entry["target_tokens_per_second"] > 0
+
+
+def test_evaluation_gives_exact_perplexity_and_bleu(tmp_path, tokenizer, pairs):
+    model = tiny_model(vocab_size=len(tokenizer))
+    trainer = make_trainer(tmp_path, tokenizer, pairs, model, eval_tokens_per_device=64, generation_num_beams=2)
+    metrics = trainer.evaluate(max_new_tokens=10)
+
+    model.eval()
+    loss = tokens = 0
+    for source, target in pairs[:20]:
+        batch = tokenizer(source, text_target=target, return_tensors="pt")
+        loss += model(**batch).loss.item() * batch["labels"].shape[1]
+        tokens += batch["labels"].shape[1]
+    assert metrics["eval_loss"] == pytest.approx(loss / tokens, rel=1e-5)
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(loss / tokens), rel=1e-5)
+    translations = translate(model, tokenizer, [source for source, _ in pairs[:20]], num_beams=2, max_new_tokens=10)
+    bleu = sacrebleu.corpus_bleu(translations, [[target for _, target in pairs[:20]]])
+    assert metrics["eval_bleu"] == pytest.approx(bleu.score)
+
+
+def test_a_resumed_run_ends_like_one_that_was_never_stopped(tmp_path, tokenizer, pairs):
+    """In the middle of an epoch, with dropout; weights to the bit."""
+    whole = make_trainer(tmp_path / "whole", tokenizer, pairs, gradient_accumulation_steps=2)
+    assert whole.token_budget_sampler(whole.train_dataset).num_updates > 6
+    whole.train()
+    stopped = tmp_path / "stopped"
+    shutil.copytree(tmp_path / "whole" / "checkpoint-3", stopped / "checkpoint-3")
+    resumed = make_trainer(stopped, tokenizer, pairs, gradient_accumulation_steps=2)
+    resumed.train(resume_from_checkpoint=str(stopped / "checkpoint-3"))
+    for (name, expected), weight in zip(whole.model.named_parameters(), resumed.model.parameters()):
+        assert torch.equal(weight, expected), name
+    losses = [
+        [entry["loss"] for entry in trainer.state.log_history if "loss" in entry and entry["step"] > 3]
+        for trainer in (whole, resumed)
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+
+
+def test_training_runs_over_epochs(tmp_path, tokenizer, pairs):
+    """Also where the last update of an epoch has fewer batches than the others."""
+    trainer = make_trainer(tmp_path, tokenizer, pairs[:60], gradient_accumulation_steps=4, max_steps=9)
+    sampler = trainer.token_budget_sampler(trainer.train_dataset)
+    assert any(not batch for batch in sampler)
+    trainer.train()
+    assert trainer.state.epoch > 1
+    assert all(math.isfinite(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
+
+
+def test_checkpoints_by_minutes(monkeypatch, tmp_path, tokenizer, pairs):
+    clock = [0.0]
+    monkeypatch.setattr("training.trainer.time.monotonic", lambda: clock[0])
+    trainer = make_trainer(tmp_path, tokenizer, pairs, save_minutes=1.0, save_strategy="no", max_steps=7)
+
+    class Clock(SaveByMinutes):
+        def on_step_begin(self, *args, **kwargs):
+            clock[0] += 25.0
+
+    trainer.callback_handler.callbacks.insert(0, Clock(1e9))
+    trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+
+
+def test_a_checkpoint_holds_what_others_need(tmp_path, tokenizer, pairs):
+    make_trainer(tmp_path, tokenizer, pairs, max_steps=3).train()
+    files = {path.name for path in (tmp_path / "checkpoint-3").iterdir()}
+    assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"} <= files
+    assert {"configuration_vaswani.py", "modeling_vaswani.py", "optimizer.pt", "trainer_state.json"} <= files

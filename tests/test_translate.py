@@ -1,0 +1,135 @@
+import io
+import sys
+
+import pytest
+import torch
+from conftest import tiny_model
+from transformers import GenerationConfig
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from training.cli import main
+from training.translate import SourceLengthLimit, token_batches, translate, translate_lines
+
+
+def noisy_model(tokenizer) -> VaswaniForConditionalGeneration:
+    """A random model whose translations are noise, but different noise for each sentence."""
+    model = tiny_model(vocab_size=len(tokenizer))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(7)))
+    return model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = noisy_model(tokenizer)
+    model.generation_config = GenerationConfig(
+        num_beams=2, bos_token_id=1, pad_token_id=0, eos_token_id=2, decoder_start_token_id=1
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sentences(pairs):
+    return [english for english, _ in pairs[:25]]
+
+
+def one_by_one(tokenizer, sentences, **options) -> list[str]:
+    model = noisy_model(tokenizer)
+    return [translate(model, tokenizer, [sentence], **options)[0] for sentence in sentences]
+
+
+def test_batches_hold_every_sentence_within_the_budget():
+    lengths = [5, 1, 9, 0, 5, 30, 2, 2, 7, 0]
+    batches = list(token_batches(lengths, budget=20))
+    assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 4, 5, 6, 7, 8]  # 3 and 9 are empty
+    for batch in batches:
+        assert len(batch) * max(lengths[i] for i in batch) <= 20 or batch == [5]  # 30 tokens stand alone
+
+
+@pytest.mark.parametrize("budget", [1, 60, 10_000])
+def test_order_and_result_do_not_depend_on_the_batches(tokenizer, sentences, budget):
+    options = {"num_beams": 2}
+    model = noisy_model(tokenizer)
+    translations = translate(model, tokenizer, sentences, batch_tokens=budget, **options)
+    assert translations == one_by_one(tokenizer, sentences, **options)
+    assert len(set(translations)) > 5
+
+
+def test_an_empty_sentence_gives_an_empty_translation(tokenizer, sentences):
+    model = noisy_model(tokenizer)
+    translations = translate(model, tokenizer, ["", sentences[0], "  "], max_new_tokens=4)
+    assert (translations[0], translations[2]) == ("", "")
+    assert translations[1]
+    assert translate(model, tokenizer, []) == []
+
+
+def test_a_stream_is_translated_window_by_window(tokenizer, sentences):
+    model = noisy_model(tokenizer)
+    seen = []
+
+    def lines():
+        for sentence in sentences:
+            seen.append(sentence)
+            yield sentence
+
+    stream = translate_lines(model, tokenizer, lines(), window=10, num_beams=2)
+    first = next(stream)
+    assert len(seen) == 10  # no further than it has to
+    assert [first, *stream] == one_by_one(tokenizer, sentences, num_beams=2)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_outputs_are_at_most_50_tokens_longer_than_their_own_inputs(tokenizer, num_beams):
+    """Section 6.1, for each sentence of a batch. The model never ends by itself."""
+    model = noisy_model(tokenizer)
+    lengths = [4, 9, 6]
+    source = torch.full((3, 9), tokenizer.pad_token_id)
+    for row, length in zip(source, lengths):
+        row[:length] = torch.randint(3, 300, (length,))
+    outputs = model.generate(
+        source,
+        attention_mask=(source != tokenizer.pad_token_id).long(),
+        num_beams=num_beams,
+        max_new_tokens=59,
+        stopping_criteria=[SourceLengthLimit(torch.tensor(lengths))],
+        suppress_tokens=[tokenizer.eos_token_id, tokenizer.pad_token_id],
+    )
+    written = (outputs[:, 1:] > tokenizer.eos_token_id).sum(-1)  # what follows is filled with special tokens
+    assert written.tolist() == [54, 59, 56]
+
+
+def test_command_translates_files_and_streams(checkpoint, tokenizer, sentences, tmp_path, monkeypatch, capsys):
+    text = "".join(line + "\n" for line in [*sentences, "", sentences[0]])
+    source, output = tmp_path / "in.en", tmp_path / "out.de"
+    source.write_text(text, encoding="utf-8")
+    assert main(["translate", "--model", str(checkpoint), "--input", str(source), "--output", str(output)]) == 0
+    lines = output.read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 28
+    assert (lines[25], lines[26], lines[27]) == ("", lines[0], "")
+    assert not list(tmp_path.glob("*.partial"))
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode("utf-8"))))
+    capsys.readouterr()
+    assert main(["translate", "--model", str(checkpoint), "--window", "7"]) == 0
+    assert capsys.readouterr().out == output.read_text(encoding="utf-8")
+
+
+def test_a_failed_translation_leaves_the_old_output(checkpoint, tmp_path, capsys):
+    source, output = tmp_path / "in.en", tmp_path / "out.de"
+    source.write_bytes(b"A dog.\nA \xff cat.\n")
+    output.write_text("precious")
+    assert main(["translate", "--model", str(checkpoint), "--input", str(source), "--output", str(output)]) == 1
+    assert "in.en:2: byte 0xff" in capsys.readouterr().err
+    assert output.read_text() == "precious"
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint, tokenizer, tmp_path, capsys):
+    tiny_model(vocab_size=50).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "in").write_text("A dog.\n")
+    assert main(["translate", "--model", str(tmp_path), "--input", str(tmp_path / "in")]) == 1
+    assert f"the tokenizer has {len(tokenizer)} tokens, the model 50" in capsys.readouterr().err
