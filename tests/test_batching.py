@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.batching import PairCollator, TokenBudgetSampler
+from training.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from training.data import lengths, load_pairs, tokenize
 from training.tokenizer import train_tokenizer
 
@@ -90,6 +90,31 @@ def test_padding_share_is_that_of_the_batches():
         padded += (SOURCE[batch].max() + TARGET[batch].max()) * len(batch)
         real += SOURCE[batch].sum() + TARGET[batch].sum()
     assert sampler().padding_share() == pytest.approx(1 - real / padded)
+
+
+def test_a_stream_is_cut_into_the_same_kind_of_batches():
+    pairs = [{"id": i, "source_length": SOURCE[i], "target_length": TARGET[i]} for i in range(1000)]
+
+    def ids(batch):
+        return [pair["id"] for pair in batch]
+
+    budget = {"source_budget": 500, "target_budget": 400}
+    devices = [
+        iter(TokenBudgetStream(pairs, ids, window=300, num_replicas=2, rank=rank, **budget)) for rank in range(2)
+    ]
+    passes = []
+    for _ in range(2):
+        batches = []
+        while sum(map(len, batches)) < 1000:
+            batches += [next(device) for device in devices]
+        assert sorted(i for batch in batches for i in batch) == list(range(1000))
+        for batch in filter(None, batches):
+            assert SOURCE[batch].max() * len(batch) <= 500
+            assert TARGET[batch].max() * len(batch) <= 400
+        passes.append(batches)
+    assert passes[0] != passes[1]
+    with pytest.raises(ValueError, match="empty stream"):
+        next(iter(TokenBudgetStream([], ids, window=300, **budget)))
 
 
 def test_a_pair_over_the_budget_is_named():

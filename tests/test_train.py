@@ -1,5 +1,6 @@
 import json
 import logging
+import shutil
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -94,3 +95,32 @@ def test_training_without_evaluation_data(tmp_path, data):
     files = ["--train_files", *data["train"], "--output_dir", str(tmp_path)]
     assert main(["train", *files, *SMALL, "--max_steps", "2"]) == 0
     assert last_checkpoint(tmp_path).endswith("checkpoint-2")
+
+
+def test_training_from_a_stream(tmp_path, data, caplog):
+    """Twenty updates are several passes; pairs that are too long are counted in each."""
+    stream = ["--streaming", "true", "--stream_window", "90", "--max_length", "60"]
+    with caplog.at_level(logging.INFO):
+        assert main(words(data, tmp_path / "whole", *stream, "--max_steps", "20")) == 0
+    passes = [record.message for record in caplog.records if record.message.startswith("A pass over")]
+    assert passes
+    assert len(set(passes)) == 1
+    assert passes[0].startswith("A pass over the training data: ")
+    assert "of 200 pairs kept" in passes[0]
+
+    shutil.copytree(tmp_path / "whole" / "checkpoint-10", tmp_path / "resumed" / "checkpoint-10")
+    assert main(words(data, tmp_path / "resumed", *stream, "--max_steps", "20", "--resume")) == 0
+    losses = []
+    for run in ("whole", "resumed"):
+        history = json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"]
+        losses.append([entry["loss"] for entry in history if "loss" in entry])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 20
+
+
+def test_an_error_in_a_stream_names_the_line(tmp_path, data, capsys):
+    broken = tmp_path / "broken.tsv"
+    broken.write_text("one\teins\n" * 150 + "two\n")
+    files = ["--train_files", str(broken), "--output_dir", str(tmp_path / "run"), "--streaming", "true"]
+    assert main(["train", *files, *SMALL, "--stream_window", "100", "--max_steps", "50"]) == 1
+    assert "broken.tsv:151: expected 2 columns" in capsys.readouterr().err

@@ -58,6 +58,14 @@ class DataArguments:
         default=None, metadata={"help": "Training pairs whose sides differ in tokens by more are dropped and counted."}
     )
     num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+    streaming: bool = field(
+        default=False,
+        metadata={"help": "Read the training pairs as a stream: no copy on disk, no wait for the start."},
+    )
+    stream_window: int = field(
+        default=100_000,
+        metadata={"help": "Pairs of a stream that are sorted into batches at a time, and that the vocabulary sees."},
+    )
 
 
 @dataclass

@@ -6,10 +6,13 @@ Parts and their order depend on the lengths, the seed and the epoch alone, so th
 k devices × 1 part learn from the same pairs, update by update.
 """
 
+from collections.abc import Iterable
+from itertools import islice
+
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 
 class TokenBudgetSampler(Sampler[list[int]]):
@@ -112,6 +115,40 @@ class TokenBudgetSampler(Sampler[list[int]]):
         both = (self.source_lengths, self.target_lengths)
         padded = sum(int((np.maximum.reduceat(side[by_length], starts) * sizes).sum()) for side in both)
         return 1 - sum(int(side.sum()) for side in both) / padded
+
+
+class TokenBudgetStream(IterableDataset):
+    """The batches that one device sees of pairs that are read as a stream, pass after pass without an end.
+
+    A window of pairs at a time is cut into batches as `TokenBudgetSampler` does. Every device reads the whole stream
+    and takes its share of each window.
+
+    Args:
+        pairs (`datasets.IterableDataset`): From `data.tokenize`.
+        collate (`PairCollator`): Makes a batch of the pairs chosen.
+        window (`int`): Pairs in memory.
+        **budget: As for `TokenBudgetSampler`.
+
+    Raises:
+        ValueError: The stream is empty, or a pair alone is over a budget.
+    """
+
+    def __init__(self, pairs: Iterable[dict], collate: "PairCollator", window: int, **budget):
+        self.pairs, self.collate, self.window, self.budget = pairs, collate, window, budget
+
+    def __iter__(self):
+        windows = 0
+        while True:
+            before, stream = windows, iter(self.pairs)
+            while window := list(islice(stream, self.window)):
+                lengths = (np.array([pair[f"{side}_length"] for pair in window]) for side in ("source", "target"))
+                sampler = TokenBudgetSampler(*lengths, **self.budget)
+                sampler.set_epoch(windows)
+                for batch in sampler:
+                    yield self.collate([window[index] for index in batch])
+                windows += 1
+            if windows == before:
+                raise ValueError("The training data is an empty stream.")
 
 
 class PairCollator:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset, Features, Value, load_dataset
+from datasets import Dataset, Features, IterableDataset, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +29,9 @@ class DataError(ValueError):
     """Data that cannot be used as it is; the message names file and line."""
 
 
-def load_pairs(files: list[str], source_lang: str, target_lang: str, drop_empty: bool = False) -> Dataset:
+def load_pairs(
+    files: list[str], source_lang: str, target_lang: str, drop_empty: bool = False, streaming: bool = False
+) -> Dataset | IterableDataset:
     """Sentence pairs from files.
 
     Args:
@@ -38,9 +40,10 @@ def load_pairs(files: list[str], source_lang: str, target_lang: str, drop_empty:
             `{"translation": {"en": ..., "de": ...}}`, or with one column a language. Text files may be gzipped.
         source_lang, target_lang (`str`): Language codes, to find the columns.
         drop_empty (`bool`): Leave out pairs with an empty side and log their number, instead of raising.
+        streaming (`bool`): Read and check the pairs only as they are asked for.
 
     Returns:
-        `datasets.Dataset` with the columns `source` and `target`.
+        `datasets.Dataset` (or `IterableDataset`) with the columns `source` and `target`.
 
     Raises:
         DataError: Unequal numbers of lines, an empty line or file, bytes that are not UTF-8, broken JSON, a missing
@@ -55,10 +58,11 @@ def load_pairs(files: list[str], source_lang: str, target_lang: str, drop_empty:
     # Size and time of change are part of the cache's key, so that a changed file is read again.
     stamps = tuple((str(Path(f).resolve()), Path(f).stat().st_size, Path(f).stat().st_mtime_ns) for f in files)
     kwargs = {"files": tuple(files), "langs": (source_lang, target_lang), "stamps": stamps}
+    kwargs = {"gen_kwargs": {**kwargs, "drop_empty": drop_empty}, "features": TEXT_FEATURES}
+    if streaming:
+        return IterableDataset.from_generator(_checked_rows, **kwargs)
     try:
-        pairs = Dataset.from_generator(
-            _checked_rows, gen_kwargs={**kwargs, "drop_empty": drop_empty}, features=TEXT_FEATURES
-        )
+        pairs = Dataset.from_generator(_checked_rows, **kwargs)
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, DataError):
             raise error.__cause__ from None
@@ -68,15 +72,17 @@ def load_pairs(files: list[str], source_lang: str, target_lang: str, drop_empty:
     return pairs
 
 
-def load_hub_pairs(name: str, config: str | None, split: str, source_lang: str, target_lang: str) -> Dataset:
+def load_hub_pairs(
+    name: str, config: str | None, split: str, source_lang: str, target_lang: str, streaming: bool = False
+) -> Dataset | IterableDataset:
     """Sentence pairs of a data set of the Hub in the `translation: {en, de}` layout of `wmt14`.
 
-    Pairs with an empty side are dropped, and their number is logged.
+    Pairs with an empty side are dropped, and their number is logged (of a stream, it is not known beforehand).
 
     Raises:
         DataError: The data set has no such language.
     """
-    dataset = load_dataset(name, config, split=split)
+    dataset = load_dataset(name, config, split=split, streaming=streaming)
     features = dataset.features.get("translation")
     languages = getattr(features, "languages", None) or list(features or ())
     for lang in (source_lang, target_lang):
@@ -93,10 +99,9 @@ def load_hub_pairs(name: str, config: str | None, split: str, source_lang: str, 
         batched=True,
         remove_columns=dataset.column_names,
         features=TEXT_FEATURES,
-        desc="Reading pairs",
     )
-    kept = pairs.filter(lambda pair: bool(pair["source"].strip() and pair["target"].strip()), desc="Dropping empty")
-    if len(kept) < len(pairs):
+    kept = pairs.filter(lambda pair: bool(pair["source"].strip() and pair["target"].strip()))
+    if not streaming and len(kept) < len(pairs):
         logger.warning("%s: dropped %d pairs with an empty side.", name, len(pairs) - len(kept))
     return kept
 
@@ -218,7 +223,9 @@ def _sides(row, langs, place: str) -> tuple[str, str]:
     return columns[langs[0]], columns[langs[1]]
 
 
-def tokenize(pairs: Dataset, tokenizer: PreTrainedTokenizerBase, num_proc: int | None = None) -> Dataset:
+def tokenize(
+    pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, num_proc: int | None = None
+) -> Dataset | IterableDataset:
     """Add the columns `input_ids` and `labels` (token ids with the end token) and `source_length`, `target_length`."""
 
     def encode(batch):
@@ -231,6 +238,8 @@ def tokenize(pairs: Dataset, tokenizer: PreTrainedTokenizerBase, num_proc: int |
             "target_length": [len(ids) for ids in target],
         }
 
+    if isinstance(pairs, IterableDataset):
+        return pairs.map(encode, batched=True)
     return pairs.map(encode, batched=True, num_proc=num_proc, desc="Tokenising")
 
 
@@ -255,6 +264,13 @@ class FilterReport:
         )
 
 
+def _too_long_and_bad_ratio(source, target, max_length: int, max_ratio: float | None) -> tuple:
+    """Whether lengths `source` and `target`, numbers or arrays, are over the one limit, and else over the other."""
+    longer, shorter = np.maximum(source, target), np.minimum(source, target)
+    too_long = longer > max_length
+    return too_long, ~too_long & (longer > (np.inf if max_ratio is None else max_ratio) * shorter)
+
+
 def filter_by_length(
     dataset: Dataset, max_length: int, max_ratio: float | None = None
 ) -> tuple[Dataset, FilterReport]:
@@ -268,13 +284,35 @@ def filter_by_length(
     Raises:
         DataError: No pair is left.
     """
-    source, target = lengths(dataset)
-    too_long = np.maximum(source, target) > max_length
-    bad_ratio = np.zeros_like(too_long)
-    if max_ratio is not None:
-        bad_ratio = ~too_long & (np.maximum(source, target) > max_ratio * np.minimum(source, target))
+    too_long, bad_ratio = _too_long_and_bad_ratio(*lengths(dataset), max_length, max_ratio)
     kept = np.flatnonzero(~too_long & ~bad_ratio)
     report = FilterReport(len(dataset), len(kept), int(too_long.sum()), int(bad_ratio.sum()))
     if not len(kept):
         raise DataError(f"No pair is left to train on: {report}.")
     return dataset.select(kept) if len(kept) < len(dataset) else dataset, report
+
+
+class FilteredStream:
+    """`filter_by_length` for a stream: counts while it is read, and logs the report after each pass.
+
+    Args:
+        pairs (`datasets.IterableDataset`): From `tokenize`.
+        max_length, max_ratio: As for `filter_by_length`.
+    """
+
+    def __init__(self, pairs: IterableDataset, max_length: int, max_ratio: float | None = None):
+        self.pairs, self.max_length, self.max_ratio = pairs, max_length, max_ratio
+
+    def __iter__(self) -> Iterator[dict]:
+        report = FilterReport(0, 0, 0, 0)
+        for pair in self.pairs:
+            too_long, bad_ratio = _too_long_and_bad_ratio(
+                pair["source_length"], pair["target_length"], self.max_length, self.max_ratio
+            )
+            report.pairs += 1
+            report.too_long += int(too_long)
+            report.ratio += int(bad_ratio)
+            if not too_long and not bad_ratio:
+                report.kept += 1
+                yield pair
+        logger.info("A pass over the training data: %s.", report)

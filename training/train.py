@@ -5,14 +5,14 @@ import logging
 import os
 from pathlib import Path
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, set_seed
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments, parse_arguments
-from .data import DataError, filter_by_length, load_hub_pairs, load_pairs, tokenize
+from .data import DataError, FilteredStream, filter_by_length, load_hub_pairs, load_pairs, tokenize
 from .tokenizer import train_tokenizer
 from .trainer import VaswaniTrainer, paper_learning_rate
 
@@ -57,7 +57,7 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
     return checkpoint
 
 
-def load_datasets(data: DataArguments) -> tuple[Dataset, Dataset | None]:
+def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Dataset | None]:
     """Training and evaluation pairs, as text.
 
     Raises:
@@ -65,18 +65,20 @@ def load_datasets(data: DataArguments) -> tuple[Dataset, Dataset | None]:
     """
     langs = data.source_lang, data.target_lang
     if data.dataset_name:
-        return tuple(
-            load_hub_pairs(data.dataset_name, data.dataset_config, split, *langs)
-            for split in (data.train_split, data.eval_split)
-        )
+        name = data.dataset_name, data.dataset_config
+        train = load_hub_pairs(*name, data.train_split, *langs, streaming=data.streaming)
+        return train, load_hub_pairs(*name, data.eval_split, *langs)
     if not data.train_files:
         raise DataError("No training data: set train_files or dataset_name.")
-    train = load_pairs(data.train_files, *langs, drop_empty=data.drop_empty)
+    train = load_pairs(data.train_files, *langs, drop_empty=data.drop_empty, streaming=data.streaming)
     return train, load_pairs(data.eval_files, *langs) if data.eval_files else None
 
 
 def get_tokenizer(
-    model_args: ModelArguments, train: Dataset, checkpoint: str | None, args: VaswaniTrainingArguments
+    model_args: ModelArguments,
+    train: Dataset | IterableDataset,
+    checkpoint: str | None,
+    args: VaswaniTrainingArguments,
 ) -> PreTrainedTokenizerBase:
     """The checkpoint's tokenizer, or one learned from both sides of the training pairs and saved in `output_dir`."""
     if checkpoint:
@@ -113,6 +115,18 @@ def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     return model
 
 
+def prepare_training_pairs(
+    pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, data: DataArguments
+) -> Dataset | FilteredStream:
+    """Tokenised pairs within the limits of length; what was dropped is logged."""
+    pairs = tokenize(pairs, tokenizer, data.num_proc)
+    if isinstance(pairs, IterableDataset):
+        return FilteredStream(pairs, data.max_length, data.max_length_ratio)
+    pairs, report = filter_by_length(pairs, data.max_length, data.max_length_ratio)
+    logger.info("Training data: %s.", report)
+    return pairs
+
+
 def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments) -> VaswaniTrainer:
     """The whole run: data, vocabulary, model, training; leaves the last model in `output_dir`.
 
@@ -125,32 +139,35 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
         train_pairs, eval_pairs = load_datasets(data)
     if eval_pairs is None:
         args.eval_strategy, args.metric_for_best_model = "no", None
-    tokenizer = get_tokenizer(model_args, train_pairs, checkpoint, args)
+    seen = train_pairs.take(data.stream_window) if data.streaming else train_pairs
+    tokenizer = get_tokenizer(model_args, seen, checkpoint, args)
     with args.main_process_first(desc="tokenising"):
-        train_pairs = tokenize(train_pairs, tokenizer, data.num_proc)
+        train_pairs = prepare_training_pairs(train_pairs, tokenizer, data)
         eval_pairs = tokenize(eval_pairs, tokenizer, data.num_proc) if eval_pairs is not None else None
-    train_pairs, report = filter_by_length(train_pairs, data.max_length, data.max_length_ratio)
-    logger.info("Training data: %s.", report)
 
     model = build_model(model_args, tokenizer)
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     trainer = VaswaniTrainer(
-        model, args, train_dataset=train_pairs, eval_dataset=eval_pairs, processing_class=tokenizer
+        model,
+        args,
+        train_dataset=train_pairs,
+        eval_dataset=eval_pairs,
+        processing_class=tokenizer,
+        stream_window=data.stream_window,
     )
-    sampler = trainer.token_budget_sampler(train_pairs)
     logger.info(
-        "%s parameters, vocabulary of %d; %d updates an epoch of %d + %d tokens (%d devices x %d batches), %.1f%% "
-        "padding.",
+        "%s parameters, vocabulary of %d; updates of %d + %d tokens (%d devices x %d batches).",
         f"{model.num_parameters():,}",
         len(tokenizer),
-        sampler.num_updates,
         args.source_tokens_per_update,
         args.target_tokens_per_update,
         args.world_size,
         args.gradient_accumulation_steps,
-        100 * sampler.padding_share(),
     )
+    if not data.streaming:
+        sampler = trainer.token_budget_sampler()
+        logger.info("%d updates an epoch, %.1f%% padding.", sampler.num_updates, 100 * sampler.padding_share())
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()

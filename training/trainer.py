@@ -1,6 +1,7 @@
 """A `Seq2SeqTrainer` that trains as the paper did: token budgets, its schedule, exact perplexity and BLEU."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import sacrebleu
@@ -10,9 +11,10 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers.trainer_utils import has_length
 
 from .arguments import VaswaniTrainingArguments
-from .batching import PairCollator, TokenBudgetSampler
+from .batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from .data import lengths
 from .translate import translate
 
@@ -61,34 +63,49 @@ class VaswaniTrainer(Seq2SeqTrainer):
     """Trains on batches of a token budget, and evaluates perplexity per token and BLEU.
 
     Takes the arguments of `Seq2SeqTrainer`, except that the data sets come from `data.tokenize` (`eval_dataset` keeps
-    its text columns), `processing_class` is the tokenizer, and the collator is always `PairCollator`.
+    its text columns), `processing_class` is the tokenizer, and the collator is always `PairCollator`. A training set
+    without a length is read as a stream, `stream_window` pairs at a time.
     """
 
-    def __init__(self, model=None, args: VaswaniTrainingArguments = None, *, processing_class, **kwargs):
+    def __init__(
+        self,
+        model=None,
+        args: VaswaniTrainingArguments = None,
+        *,
+        processing_class,
+        stream_window: int = 100_000,
+        **kwargs,
+    ):
         collator = PairCollator(processing_class.pad_token_id, processing_class.eos_token_id)
         super().__init__(model, args, data_collator=collator, processing_class=processing_class, **kwargs)
-        self._window = _Throughput()
+        self._stream_window = stream_window
+        self._throughput = _Throughput()
         if args.save_minutes is not None:
             self.add_callback(SaveByMinutes(args.save_minutes))
 
     # Data
 
-    def token_budget_sampler(self, dataset: Dataset) -> TokenBudgetSampler:
-        """The training batches of this device."""
+    def _budget(self) -> dict[str, int]:
         args = self.args
-        return TokenBudgetSampler(
-            *lengths(dataset),
-            source_budget=args.source_tokens_per_update // args.parts_per_update,
-            target_budget=args.target_tokens_per_update // args.parts_per_update,
-            num_replicas=args.world_size,
-            rank=args.process_index,
-            accumulation=args.gradient_accumulation_steps,
-            seed=args.data_seed if args.data_seed is not None else args.seed,
-        )
+        return {
+            "source_budget": args.source_tokens_per_update // args.parts_per_update,
+            "target_budget": args.target_tokens_per_update // args.parts_per_update,
+            "num_replicas": args.world_size,
+            "rank": args.process_index,
+            "accumulation": args.gradient_accumulation_steps,
+            "seed": args.data_seed if args.data_seed is not None else args.seed,
+        }
+
+    def token_budget_sampler(self) -> TokenBudgetSampler:
+        """The training batches of this device; of a training set with a length."""
+        return TokenBudgetSampler(*lengths(self.train_dataset), **self._budget())
 
     def get_train_dataloader(self) -> DataLoader:
         """Not sharded by Accelerate: the sampler already knows the devices."""
-        return self._loader(self.train_dataset, self.token_budget_sampler(self.train_dataset))
+        if has_length(self.train_dataset):
+            return self._loader(self.train_dataset, self.token_budget_sampler())
+        stream = TokenBudgetStream(self.train_dataset, self.data_collator, self._stream_window, **self._budget())
+        return DataLoader(stream, batch_size=None)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """This device's share of the evaluation set, shortest first."""
@@ -118,9 +135,15 @@ class VaswaniTrainer(Seq2SeqTrainer):
             prefetch_factor=self.args.dataloader_prefetch_factor,
         )
 
-    def get_total_train_batch_size(self, args) -> int:
-        """Pairs of an average update; the Trainer reports it."""
-        return round(len(self.train_dataset) / self.token_budget_sampler(self.train_dataset).num_updates)
+    def _issue_warnings_after_load(self, load_result) -> None:
+        """A tied matrix is saved once: its other names are not missing."""
+        tied = self.model.all_tied_weights_keys
+        super()._issue_warnings_after_load(
+            SimpleNamespace(
+                missing_keys=[key for key in load_result.missing_keys if key not in tied],
+                unexpected_keys=load_result.unexpected_keys,
+            )
+        )
 
     # Optimisation
 
@@ -143,14 +166,15 @@ class VaswaniTrainer(Seq2SeqTrainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """An update's batches; what they hold goes into the log."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._window.add(batches)
+        self._throughput.add(batches)
         return batches, num_items
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds this device's rate of real target tokens and its share of padding since the last log."""
+        logs.pop("train_samples_per_second", None)  # computed from a number of pairs a batch, which there is not
         if "loss" in logs:
-            logs.update(self._window.summary())
-            self._window = _Throughput()
+            logs.update(self._throughput.summary())
+            self._throughput = _Throughput()
         super().log(logs, start_time)
 
     # Evaluation
@@ -189,7 +213,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self._window.restart_clock()
+        self._throughput.restart_clock()
         return metrics
 
     @torch.no_grad()
