@@ -1,8 +1,13 @@
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training.cli import main
@@ -116,6 +121,32 @@ def test_training_from_a_stream(tmp_path, data, caplog):
         losses.append([entry["loss"] for entry in history if "loss" in entry])
     assert losses[0] == losses[1]
     assert len(losses[0]) == 20
+
+
+def test_two_processes_train_like_one_that_accumulates(tmp_path, data):
+    """Under `accelerate launch`; the batches of an update are the same, so are losses and weights."""
+    overrides = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    more = ["--max_steps", "4", "--model_overrides", json.dumps(overrides)]
+    assert main(words(data, tmp_path / "one", *more)) == 0
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    command = [sys.executable, *launch, "-m", "training.train", *words(data, tmp_path / "two", *more)[1:]]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+
+    one, two = (
+        json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"] for run in ("one", "two")
+    )
+    for name in ("loss", "eval_loss", "eval_bleu"):
+        expected = [entry[name] for entry in one if name in entry]
+        assert expected
+        assert [entry[name] for entry in two if name in entry] == pytest.approx(expected, rel=1e-5)
+    weights = [AutoModelForSeq2SeqLM.from_pretrained(tmp_path / run).state_dict() for run in ("one", "two")]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_an_error_in_a_stream_names_the_line(tmp_path, data, capsys):
