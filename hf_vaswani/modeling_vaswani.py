@@ -29,6 +29,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
+from .generation_vaswani import VaswaniGenerationMixin
 
 
 IGNORED_LABEL = -100  # of a position that has no target, as everywhere in PyTorch
@@ -611,7 +612,7 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         return grad_hidden * grad_loss, grad_weight * grad_loss, None, None
 
 
-class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
+class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     """The whole Transformer: [`VaswaniModel`] and the projection to the vocabulary, tied to the embedding
     (section 3.4)."""
 

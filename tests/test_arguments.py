@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -75,6 +78,14 @@ def test_paths_hold_environment_variables(monkeypatch):
     assert data.train_files == ["/data/corpus/a.en", "/data/corpus/a.de"]
     with pytest.raises(ValueError, match="the environment variable NOT_SET_HERE is not set"):
         expand("$NOT_SET_HERE/a.en")
+
+
+def test_the_readmes_recipe_is_valid(tmp_path):
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", readme, flags=re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(recipe, encoding="utf-8")
+    model, data, training = parse_arguments(["--config", str(tmp_path / "mine.yaml")])
+    assert (model.vocab_size, data.train_files, training.parts_per_update) == (16000, ["train.en", "train.de"], 8)
 
 
 RECIPES = {"demo", "multi30k_en_de", "multi30k_en_fr"}

@@ -51,7 +51,9 @@ def test_a_run_leaves_checkpoints_logs_and_a_model_that_auto_classes_load(run):
     ] == [True]
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
     assert model.config.vocab_size == len(tokenizer) == 300
-    assert (model.generation_config.num_beams, model.generation_config.length_penalty) == (4, 0.6)
+    search = model.generation_config
+    assert (search.num_beams, search.length_penalty_form, search.length_penalty) == (4, "gnmt", 0.6)
+    assert search.max_extra_tokens == 50
     assert model.generation_config.decoder_start_token_id == tokenizer.bos_token_id
 
 

@@ -8,7 +8,8 @@ from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from training.cli import main
-from training.translate import SourceLengthLimit, token_batches, translate, translate_lines
+from training.train import GENERATION
+from training.translate import token_batches, translate, translate_lines
 
 
 def noisy_model(tokenizer) -> VaswaniForConditionalGeneration:
@@ -17,17 +18,16 @@ def noisy_model(tokenizer) -> VaswaniForConditionalGeneration:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(7)))
+    model.generation_config = GenerationConfig(
+        bos_token_id=1, pad_token_id=0, eos_token_id=2, decoder_start_token_id=1, **{**GENERATION, "num_beams": 2}
+    )
     return model
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
-    model = noisy_model(tokenizer)
-    model.generation_config = GenerationConfig(
-        num_beams=2, bos_token_id=1, pad_token_id=0, eos_token_id=2, decoder_start_token_id=1
-    )
-    model.save_pretrained(folder)
+    noisy_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -37,9 +37,9 @@ def sentences(pairs):
     return [english for english, _ in pairs[:25]]
 
 
-def one_by_one(tokenizer, sentences, **options) -> list[str]:
+def one_by_one(tokenizer, sentences) -> list[str]:
     model = noisy_model(tokenizer)
-    return [translate(model, tokenizer, [sentence], **options)[0] for sentence in sentences]
+    return [translate(model, tokenizer, [sentence])[0] for sentence in sentences]
 
 
 def test_batches_hold_every_sentence_within_the_budget():
@@ -52,10 +52,9 @@ def test_batches_hold_every_sentence_within_the_budget():
 
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
 def test_order_and_result_do_not_depend_on_the_batches(tokenizer, sentences, budget):
-    options = {"num_beams": 2}
     model = noisy_model(tokenizer)
-    translations = translate(model, tokenizer, sentences, batch_tokens=budget, **options)
-    assert translations == one_by_one(tokenizer, sentences, **options)
+    translations = translate(model, tokenizer, sentences, batch_tokens=budget)
+    assert translations == one_by_one(tokenizer, sentences)
     assert len(set(translations)) > 5
 
 
@@ -76,30 +75,10 @@ def test_a_stream_is_translated_window_by_window(tokenizer, sentences):
             seen.append(sentence)
             yield sentence
 
-    stream = translate_lines(model, tokenizer, lines(), window=10, num_beams=2)
+    stream = translate_lines(model, tokenizer, lines(), window=10)
     first = next(stream)
     assert len(seen) == 10  # no further than it has to
-    assert [first, *stream] == one_by_one(tokenizer, sentences, num_beams=2)
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_outputs_are_at_most_50_tokens_longer_than_their_own_inputs(tokenizer, num_beams):
-    """Section 6.1, for each sentence of a batch. The model never ends by itself."""
-    model = noisy_model(tokenizer)
-    lengths = [4, 9, 6]
-    source = torch.full((3, 9), tokenizer.pad_token_id)
-    for row, length in zip(source, lengths):
-        row[:length] = torch.randint(3, 300, (length,))
-    outputs = model.generate(
-        source,
-        attention_mask=(source != tokenizer.pad_token_id).long(),
-        num_beams=num_beams,
-        max_new_tokens=59,
-        stopping_criteria=[SourceLengthLimit(torch.tensor(lengths))],
-        suppress_tokens=[tokenizer.eos_token_id, tokenizer.pad_token_id],
-    )
-    written = (outputs[:, 1:] > tokenizer.eos_token_id).sum(-1)  # what follows is filled with special tokens
-    assert written.tolist() == [54, 59, 56]
+    assert [first, *stream] == one_by_one(tokenizer, sentences)
 
 
 def test_command_translates_files_and_streams(checkpoint, tokenizer, sentences, tmp_path, monkeypatch, capsys):

@@ -19,8 +19,8 @@ from .trainer import VaswaniTrainer, paper_learning_rate
 
 logger = logging.getLogger(__name__)
 
-# Section 6.1, as far as transformers' own beam search goes: its penalty is log P / |Y| ** 0.6.
-GENERATION = {"num_beams": 4, "length_penalty": 0.6}
+# Section 6.1.
+GENERATION = {"num_beams": 4, "length_penalty_form": "gnmt", "length_penalty": 0.6, "max_extra_tokens": 50}
 
 
 def last_checkpoint(output_dir: str) -> str | None:
@@ -97,21 +97,19 @@ def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     Raises:
         ValueError: The row or an override is not what VaswaniConfig takes.
     """
-    fields = {
-        "vocab_size": len(tokenizer),
+    special = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "decoder_start_token_id": tokenizer.bos_token_id,
-        **(model_args.model_overrides or {}),
     }
+    fields = {"vocab_size": len(tokenizer), **special, **(model_args.model_overrides or {})}
     try:
         config = VaswaniConfig.from_table3(model_args.model, **fields)
     except (TypeError, StrictDataclassError) as error:
         raise ValueError(f"model_overrides {model_args.model_overrides}: {error}") from error
     model = VaswaniForConditionalGeneration._from_config(config, attn_implementation=model_args.attn_implementation)
-    model.generation_config = GenerationConfig.from_model_config(config)
-    model.generation_config.update(**GENERATION)
+    model.generation_config = GenerationConfig(**special, **GENERATION)
     return model
 
 

@@ -15,15 +15,12 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
 )
 
 from .data import read_lines
 
 
 logger = logging.getLogger(__name__)
-
-EXTRA_LENGTH = 50  # an output has at most this many tokens more than its input (section 6.1)
 
 
 def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
@@ -46,22 +43,6 @@ def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
         yield batch
 
 
-class SourceLengthLimit(StoppingCriteria):
-    """Ends each sentence when it has `EXTRA_LENGTH` tokens more than its source (section 6.1).
-
-    Args:
-        source_lengths (`torch.Tensor` of shape `(batch,)`): Source tokens of each sentence.
-    """
-
-    def __init__(self, source_lengths: torch.Tensor):
-        self.limits = source_lengths + EXTRA_LENGTH
-
-    def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
-        """`input_ids` `(rows, 1 + tokens)`, with equally many rows for each sentence, in order; `(rows,)`."""
-        limits = self.limits.repeat_interleave(len(input_ids) // len(self.limits))
-        return input_ids.shape[1] - 1 >= limits
-
-
 @torch.no_grad()
 def translate(
     model: PreTrainedModel,
@@ -74,7 +55,8 @@ def translate(
     """Translations of raw sentences, in their order.
 
     Args:
-        model (`PreTrainedModel`): In evaluation mode. Its `generation_config` says how to search.
+        model (`PreTrainedModel`): In evaluation mode. Its `generation_config` says how to search, and how long an
+            output may be.
         tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint.
         sentences (`list[str]`): Raw text. An empty sentence gives an empty translation.
         batch_tokens (`int`): Source tokens of a batch, padding included.
@@ -90,11 +72,7 @@ def translate(
         progress.update(sum(not i for i in ids))
     for batch in token_batches([len(i) for i in ids], batch_tokens):
         inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-        limit = SourceLengthLimit(inputs["attention_mask"].sum(-1))
-        longest = int(limit.limits.max())
-        outputs = model.generate(
-            **inputs, **{"max_new_tokens": longest, "stopping_criteria": [limit], **generate_kwargs}
-        )
+        outputs = model.generate(**inputs, **generate_kwargs)
         for index, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True)):
             translations[index] = text
         if progress is not None:
@@ -144,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096, help="source tokens of a batch (%(default)s)")
     parser.add_argument("--window", type=int, default=10_000, help="lines sorted by length at a time (%(default)s)")
     parser.add_argument("--num-beams", type=int, help="instead of the checkpoint's")
-    parser.add_argument("--length-penalty", type=float, help="instead of the checkpoint's")
+    parser.add_argument("--length-penalty", type=float, help="instead of the checkpoint's (the paper's α: 0.6)")
     args = parser.parse_args(argv)
 
     if args.input and not Path(args.input).is_file():

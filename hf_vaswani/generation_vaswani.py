@@ -1,0 +1,168 @@
+"""The paper's beam search (section 6.1) inside transformers' `generate()`.
+
+Two fields of the generation configuration turn it on; a checkpoint trained with this package has both in its
+`generation_config.json`, and both can be given to `generate()`:
+
+- `length_penalty_form`: `"gnmt"` divides a hypothesis' log probability by `((5 + n) / 6) ** length_penalty`, `n` its
+  tokens with the end token (Wu et al. 2016, which the paper follows), and stops as soon as no unfinished hypothesis
+  can still win. `"length"`, the default, is transformers' own: `n ** length_penalty`, and its own stopping heuristic.
+- `max_extra_tokens`: a translation has at most so many tokens more than its own source (the paper: 50). It applies
+  where neither `max_length` nor `max_new_tokens` is given.
+"""
+
+import copy
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria
+from transformers.generation import GenerationMixin
+
+
+LENGTH_PENALTY_FORMS = ("length", "gnmt")
+
+
+def gnmt_length_penalty(length, alpha: float):
+    """`((5 + length) / 6) ** alpha`, of a number or a tensor of lengths."""
+    return ((5 + length) / 6) ** alpha
+
+
+class SourceLengthLimit(StoppingCriteria):
+    """Ends each sentence at its own greatest length.
+
+    Args:
+        limits (`torch.Tensor` of shape `(rows,)`): Tokens that each row may have, without the start token.
+    """
+
+    def __init__(self, limits: torch.Tensor):
+        self.limits = limits
+
+    def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
+        """`input_ids` `(rows, 1 + tokens)`; beam search has several candidates a row, in the order of the rows."""
+        limits = self.limits.repeat_interleave(len(input_ids) // len(self.limits))
+        return input_ids.shape[1] - 1 >= limits
+
+
+class GnmtPenalty(float):
+    """α, in the place of `length_penalty`, with what the stopping rule has to know.
+
+    Args:
+        alpha (`float`): The exponent.
+        limits (`torch.Tensor` of shape `(batch,)`): Tokens that each sentence may have.
+        wanted (`int`): Hypotheses to return for each sentence.
+    """
+
+    def __new__(cls, alpha: float, limits: torch.Tensor, wanted: int):
+        penalty = super().__new__(cls, alpha)
+        penalty.limits, penalty.wanted = limits, wanted
+        return penalty
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class VaswaniGenerationMixin(GenerationMixin):
+    """`generate()` with `length_penalty_form` and `max_extra_tokens`; everything else is transformers'."""
+
+    def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs):
+        given = {name: kwargs.pop(name) for name in ("length_penalty_form", "max_extra_tokens") if name in kwargs}
+        generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        for name, default in (("length_penalty_form", "length"), ("max_extra_tokens", None)):
+            setattr(generation_config, name, given.get(name, getattr(generation_config, name, default)))
+        if generation_config.length_penalty_form not in LENGTH_PENALTY_FORMS:
+            raise ValueError(
+                f"length_penalty_form must be one of {', '.join(LENGTH_PENALTY_FORMS)}, "
+                f"got {generation_config.length_penalty_form!r}."
+            )
+        if generation_config.max_extra_tokens is not None and generation_config.max_extra_tokens < 0:
+            raise ValueError(f"max_extra_tokens must not be negative, got {generation_config.max_extra_tokens}.")
+        return generation_config, model_kwargs
+
+    def _prepare_generated_length(
+        self, generation_config, has_default_max_length, input_ids_length, inputs_tensor, **kwargs
+    ):
+        extra = generation_config.max_extra_tokens
+        if not has_default_max_length or generation_config.max_new_tokens is not None:
+            generation_config.max_extra_tokens = extra = None
+        if extra is not None:
+            generation_config.max_new_tokens = inputs_tensor.shape[1] + extra
+        return super()._prepare_generated_length(
+            generation_config=generation_config,
+            has_default_max_length=has_default_max_length,
+            input_ids_length=input_ids_length,
+            inputs_tensor=inputs_tensor,
+            **kwargs,
+        )
+
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        limits = _length_limits(input_ids, generation_config, kwargs)
+        stopping_criteria.append(SourceLengthLimit(limits))
+        return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+
+    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        limits = _length_limits(input_ids, generation_config, kwargs)
+        stopping_criteria.append(SourceLengthLimit(limits))
+        if generation_config.length_penalty_form == "gnmt":
+            generation_config = copy.copy(generation_config)
+            generation_config.length_penalty = GnmtPenalty(
+                generation_config.length_penalty,
+                limits[:: generation_config.num_beams],
+                generation_config.num_return_sequences,
+            )
+        return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+
+    def _update_finished_beams(self, *, topk_log_probs, cur_len, decoder_prompt_len, length_penalty, **kwargs):
+        if isinstance(length_penalty, GnmtPenalty):
+            length = cur_len + 1 - decoder_prompt_len
+            topk_log_probs = topk_log_probs / gnmt_length_penalty(length, float(length_penalty))
+            length_penalty = 0.0  # divided already
+        return super()._update_finished_beams(
+            topk_log_probs=topk_log_probs,
+            cur_len=cur_len,
+            decoder_prompt_len=decoder_prompt_len,
+            length_penalty=length_penalty,
+            **kwargs,
+        )
+
+    def _check_early_stop_heuristic(
+        self,
+        is_early_stop_heuristic_unsatisfied,
+        running_beam_scores,
+        beam_scores,
+        cur_len,
+        decoder_prompt_len,
+        length_penalty,
+        **kwargs,
+    ):
+        if not isinstance(length_penalty, GnmtPenalty):
+            return super()._check_early_stop_heuristic(
+                is_early_stop_heuristic_unsatisfied,
+                running_beam_scores,
+                beam_scores,
+                cur_len=cur_len,
+                decoder_prompt_len=decoder_prompt_len,
+                length_penalty=length_penalty,
+                **kwargs,
+            )
+        # Log probabilities only fall, so an unfinished hypothesis scores best if it adds nothing more to its own and
+        # ends where the penalty is greatest: as late as it may, or for a negative α as soon as it can.
+        alpha = float(length_penalty)
+        ending = (
+            length_penalty.limits
+            if alpha >= 0
+            else torch.full_like(length_penalty.limits, cur_len + 1 - decoder_prompt_len)
+        )
+        best_possible = running_beam_scores[:, 0] / gnmt_length_penalty(ending, alpha)
+        worst_wanted = beam_scores[:, length_penalty.wanted - 1]  # sorted; very low until so many have finished
+        return is_early_stop_heuristic_unsatisfied & (best_possible > worst_wanted)[:, None]
+
+
+def _length_limits(
+    input_ids: torch.LongTensor, generation_config: GenerationConfig, model_kwargs: dict
+) -> torch.Tensor:
+    """Greatest number of tokens of each row of `input_ids`, without the start token; `(rows,)`."""
+    longest = torch.full((len(input_ids),), generation_config.max_length - 1, device=input_ids.device)
+    if generation_config.max_extra_tokens is None or model_kwargs.get("attention_mask") is None:
+        return longest
+    return torch.minimum(longest, model_kwargs["attention_mask"].sum(-1) + generation_config.max_extra_tokens)
+
+
+__all__ = ["VaswaniGenerationMixin", "gnmt_length_penalty"]
