@@ -42,7 +42,7 @@ def test_it_cannot_be_learned_without_positions(data, tmp_path, monkeypatch):
         return torch.zeros(*positions.shape, d_model)
 
     monkeypatch.setattr(modeling_vaswani, "sinusoids", nothing)
-    assert bleu_on_unseen_sentences(data, tmp_path) < 80
+    assert bleu_on_unseen_sentences(data, tmp_path) < 60
 
 
 def test_it_cannot_be_learned_without_attention(data, tmp_path, monkeypatch):
@@ -53,4 +53,4 @@ def test_it_cannot_be_learned_without_attention(data, tmp_path, monkeypatch):
         return attend(module, torch.zeros_like(query), key, value, *arguments, **kwargs)
 
     monkeypatch.setattr(modeling_vaswani, "eager_attention_forward", mean)
-    assert bleu_on_unseen_sentences(data, tmp_path) < 80
+    assert bleu_on_unseen_sentences(data, tmp_path) < 60
