@@ -72,7 +72,7 @@ class VaswaniConfig(PreTrainedConfig):
         decoder_start_token_id (`int`, defaults to 1): What the decoder reads before the first target token.
         use_cache (`bool`, defaults to `True`): Whether generation keeps keys and values of past positions.
         tie_word_embeddings (`bool`, defaults to `True`): One matrix for both embeddings and the output projection
-            (section 3.4).
+            (section 3.4); the model knows no other way.
 
     Raises:
         StrictDataclassFieldValidationError: A field has the wrong type.
@@ -148,10 +148,9 @@ class VaswaniConfig(PreTrainedConfig):
     def _reject_misspelled(self, unknown: dict) -> None:
         """Extra keys are legal in a configuration file, a misspelled field is not: it would be ignored in silence."""
         known = [field.name for field in fields(self)]
-        for name in unknown:
-            if name in self.attribute_map:
-                continue
-            if close := get_close_matches(name, known, n=1, cutoff=0.8):
+        for name in set(unknown) - set(self.attribute_map):
+            close = get_close_matches(name, known, n=1, cutoff=0.85)
+            if close and abs(len(name) - len(close[0])) <= 1:
                 raise TypeError(f"VaswaniConfig has no field {name!r}; did you mean {close[0]!r}?")
 
     def validate_architecture(self):
@@ -168,6 +167,8 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("layer_norm_eps", "embedding_init_std"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+        if not self.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings must be True: the model has one matrix for all three (section 3.4).")
         if self.position_embedding not in POSITION_EMBEDDINGS:
             raise ValueError(
                 f"position_embedding must be one of {', '.join(POSITION_EMBEDDINGS)}, got {self.position_embedding!r}."

@@ -84,6 +84,9 @@ class VaswaniGenerationMixin(GenerationMixin):
             generation_config.max_extra_tokens = extra = None
         if extra is not None:
             generation_config.max_new_tokens = inputs_tensor.shape[1] + extra
+            if self.config.position_embedding == "learned":
+                room = self.config.max_position_embeddings - input_ids_length
+                generation_config.max_new_tokens = min(generation_config.max_new_tokens, room)
         return super()._prepare_generated_length(
             generation_config=generation_config,
             has_default_max_length=has_default_max_length,

@@ -47,7 +47,7 @@ def dropout(hidden_states: torch.Tensor, p: float, training: bool) -> torch.Tens
         return F.dropout(hidden_states, p=p, training=True)
     count = hidden_states.numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    dropped = round(p * 2**16)  # of the 2¹⁶ values
+    dropped = min(round(p * 2**16), 2**16 - 1)  # of the 2¹⁶ values
     kept = words.view(torch.int16)[:count].view(hidden_states.shape) >= dropped - 2**15
     return hidden_states * kept.to(hidden_states.dtype).mul_(2**16 / (2**16 - dropped))
 
@@ -99,9 +99,9 @@ class VaswaniPositionEmbedding(nn.Module):
         """`embeddings` `(batch, length, d_model)`, `positions` `(batch or 1, length)`; the sum, like `embeddings`."""
         if not self.learned:
             return embeddings + sinusoids(positions, self.d_model).to(embeddings.dtype)
-        if positions.shape[-1] > len(self.weight):
+        if not torch.compiler.is_compiling() and (last := int(positions.max())) >= len(self.weight):
             raise ValueError(
-                f"A sequence of {positions.shape[-1]} tokens does not fit the learned position table: "
+                f"A sequence of {last + 1} tokens does not fit the learned position table: "
                 f"max_position_embeddings is {len(self.weight)}."
             )
         return embeddings + F.embedding(positions, self.weight)
@@ -163,7 +163,7 @@ class VaswaniAttention(nn.Module):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         key_value_states: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
@@ -171,7 +171,7 @@ class VaswaniAttention(nn.Module):
             hidden_states (`torch.Tensor` of shape `(batch, queries, d_model)`): What asks.
             attention_mask (`torch.Tensor`, *optional*): In the form that the chosen attention function takes.
             key_value_states (`torch.Tensor` of shape `(batch, keys, d_model)`, *optional*): The encoder's output.
-            past_key_values (`Cache`, *optional*): Keys and values of earlier positions.
+            past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier positions.
 
         Returns:
             The outputs `(batch, queries, d_model)` and, from the eager function, the weights
@@ -200,24 +200,20 @@ class VaswaniAttention(nn.Module):
 
     def _keys_and_values(self, hidden_states, key_value_states, cache) -> tuple[torch.Tensor, torch.Tensor]:
         is_cross_attention = key_value_states is not None
-        is_pair = isinstance(cache, EncoderDecoderCache)
-        own_cache = cache
-        if is_pair:
-            own_cache = cache.cross_attention_cache if is_cross_attention else cache.self_attention_cache
-
-        if is_cross_attention and is_pair and cache.is_updated.get(self.layer_idx):
+        if is_cross_attention and cache is not None and cache.is_updated.get(self.layer_idx):
             # The encoder's output does not change while a sentence is decoded.
-            layer = own_cache.layers[self.layer_idx]
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
 
         states = key_value_states if is_cross_attention else hidden_states
         key = self._split_heads(self.k_proj(states), self.d_k)
         value = self._split_heads(self.v_proj(states), self.d_v)
-        if own_cache is not None:
-            key, value = own_cache.update(key, value, self.layer_idx)
-            if is_cross_attention and is_pair:
-                cache.is_updated[self.layer_idx] = True
-        return key, value
+        if cache is None:
+            return key, value
+        if is_cross_attention:
+            cache.is_updated[self.layer_idx] = True
+            return cache.cross_attention_cache.update(key, value, self.layer_idx)
+        return cache.self_attention_cache.update(key, value, self.layer_idx)
 
 
 class VaswaniFeedForward(nn.Module):
@@ -443,15 +439,17 @@ class VaswaniDecoder(VaswaniStack):
         """
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        elif past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            # A single cache would mix the target's keys with the source's.
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
         hidden_states = self.embed(input_ids, inputs_embeds, attention_mask, past_length)
 
-        is_pair = isinstance(past_key_values, EncoderDecoderCache)
         causal_mask = create_causal_mask(
             self.config,
             hidden_states,
             attention_mask,
-            past_key_values=past_key_values.self_attention_cache if is_pair else past_key_values,
+            past_key_values=past_key_values.self_attention_cache if past_key_values is not None else None,
         )
         if encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
@@ -681,6 +679,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
+        # An adapted or quantised projection is more than its weight: then the logits are needed for the loss.
+        skip_logits = skip_logits and type(self.lm_head) is nn.Linear
         logits = None if skip_logits else self.lm_head(slice_logits_to_keep(hidden_states, logits_to_keep))
         loss = None
         if labels is not None:
@@ -701,8 +701,10 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         """Cross-entropy per label, smoothed in training mode (section 5.4)."""
         epsilon = self.config.label_smoothing if self.training else 0.0
         if logits is None:
-            kept = labels != IGNORED_LABEL
-            total = SmoothedCrossEntropy.apply(hidden_states[kept], self.lm_head.weight, labels[kept], epsilon)
+            kept, weight = labels != IGNORED_LABEL, self.lm_head.weight
+            if not torch.is_grad_enabled():
+                hidden_states, weight = hidden_states.detach(), weight.detach()  # or gradients would be computed
+            total = SmoothedCrossEntropy.apply(hidden_states[kept], weight, labels[kept], epsilon)
         else:
             total = F.cross_entropy(
                 logits.flatten(0, 1).float(),
@@ -712,7 +714,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
                 reduction="sum",
             )
         if num_items_in_batch is None:
-            num_items_in_batch = (labels != IGNORED_LABEL).sum()
+            num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
         if torch.is_tensor(num_items_in_batch):
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch

@@ -60,7 +60,8 @@ def test_parameters_of_a_row_of_table_3(row):
 
 @pytest.mark.parametrize("row", sorted(set(MILLIONS) - {"base"}))
 def test_difference_from_base_is_the_one_table_3_prints(row):
-    difference = (PARAMETERS[row] - PARAMETERS["base"]) / 1e6
+    counts = [count_parameters(VaswaniConfig.from_table3(name, vocab_size=1000)) for name in (row, "base")]
+    difference = (counts[0] - counts[1]) / 1e6
     assert abs(difference - (MILLIONS[row] - MILLIONS["base"])) < 1  # both printed numbers are rounded
 
 
@@ -109,12 +110,22 @@ def test_an_unknown_row_or_override_is_named():
         ({"d_model": "512"}, "d_model"),
         ({"attention_bias": "no"}, "attention_bias"),
         ({"d_modle": 512}, "did you mean 'd_model'"),
+        ({"num_head": 8}, "did you mean 'num_heads'"),
+        ({"droput": 0.1}, "did you mean 'dropout'"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
     ],
 )
 def test_a_bad_field_is_named(fields, named):
     with pytest.raises(Exception, match=named) as caught:
         VaswaniConfig(**fields)
     assert isinstance(caught.value, ValueError | TypeError) or "Validation" in type(caught.value).__name__
+
+
+def test_keys_of_other_models_are_no_misspellings():
+    """They occur in configuration files and are kept."""
+    foreign = {"sep_token_id": 3, "cls_token_id": 4, "mask_token_id": 5, "unk_token_id": 6, "layer_norm_epsilon": 1e-5}
+    foreign |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "scale_embedding": True}
+    assert VaswaniConfig(**foreign).to_dict().items() >= foreign.items()
 
 
 def test_heads_need_not_divide_the_width_when_theirs_is_given():

@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from conftest import tiny_config, tiny_model
+from conftest import tiny_model
 from torch import nn
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, MarianConfig, MarianModel
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DynamicCache, MarianConfig, MarianModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel, modeling_vaswani
@@ -61,6 +61,9 @@ def test_learned_positions_have_a_table_in_each_stack_and_a_limit():
     assert not torch.equal(*tables)
     with pytest.raises(ValueError, match=r"9 tokens.*max_position_embeddings is 8"):
         model(input_ids=random_tokens(1, 9), decoder_input_ids=random_tokens(1, 2))
+    with pytest.raises(ValueError, match=r"9 tokens.*max_position_embeddings is 8"):
+        model.generate(random_tokens(1, 4), max_new_tokens=20, suppress_tokens=[EOS])
+    assert model.generate(random_tokens(1, 4), max_extra_tokens=50, suppress_tokens=[EOS]).shape[1] == 8
 
 
 # Attention (section 3.2): worked examples, by hand
@@ -269,6 +272,15 @@ def test_cached_decoding_equals_uncached(model, chunks):
 
 
 @torch.no_grad()
+def test_a_cache_for_the_target_alone_is_completed(model):
+    source, target = random_tokens(2, 5), random_tokens(2, 6)
+    expected = model(input_ids=source, decoder_input_ids=target).logits
+    first = model(input_ids=source, decoder_input_ids=target[:, :4], past_key_values=DynamicCache(), use_cache=True)
+    second = model(input_ids=source, decoder_input_ids=target[:, 4:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_cached_decoding_of_left_padded_targets_equals_uncached(model):
     source, target = random_tokens(2, 5), random_tokens(2, 6)
     mask = torch.ones(2, 6, dtype=torch.long)
@@ -416,6 +428,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
         torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - p)), atol=1e-4, rtol=0)
     assert dropout(ones, 0.3, training=False) is ones
     assert dropout(torch.ones(3, 5), 0.5, training=True).shape == (3, 5)  # not a multiple of four elements
+    assert torch.isfinite(dropout(ones, 0.9999999, training=True)).all()
 
 
 def test_dropout_neighbours_are_independent():
@@ -531,6 +544,34 @@ def test_a_batch_without_labels_adds_nothing(model):
     assert all(w.grad is None or not w.grad.any() for w in model.parameters())
 
 
+def test_loss_without_gradients_is_the_same_and_computes_none(model):
+    batch = labelled_batch()
+    expected = model(**batch, skip_logits=True).loss
+    with torch.no_grad():
+        loss = model(**batch, skip_logits=True).loss
+    torch.testing.assert_close(loss, expected)
+    assert not loss.requires_grad
+
+
+def test_a_projection_that_is_more_than_its_weight_is_asked_for_the_logits(model):
+    class Doubled(nn.Linear):
+        def forward(self, hidden_states):
+            return 2 * super().forward(hidden_states)
+
+    batch = labelled_batch()
+    doubled = Doubled(16, 40, bias=False)
+    doubled.weight = model.lm_head.weight
+    model.lm_head = doubled
+    torch.testing.assert_close(model(**batch, skip_logits=True).loss, model(**batch).loss)
+
+
+def test_labels_that_are_all_ignored_give_no_loss(model):
+    batch = labelled_batch()
+    batch["labels"][:] = -100
+    for skip_logits in (False, True):
+        assert model(**batch, skip_logits=skip_logits).loss.item() == 0
+
+
 def test_skipping_logits_needs_labels(model):
     with pytest.raises(ValueError, match="skip_logits needs labels"):
         model(input_ids=random_tokens(1, 3), decoder_input_ids=random_tokens(1, 3), skip_logits=True)
@@ -564,8 +605,3 @@ def test_gradient_checkpointing_changes_no_gradient():
         gradients.append([w.grad for w in model.parameters()])
     for plain, checkpointed in zip(*gradients):
         torch.testing.assert_close(checkpointed, plain)
-
-
-def test_config_without_tying_keeps_the_matrices_apart():
-    model = VaswaniForConditionalGeneration(tiny_config(tie_word_embeddings=False))
-    assert model.lm_head.weight.data_ptr() != model.model.shared.weight.data_ptr()
