@@ -2,22 +2,19 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
-RUN := demo/run
-DATA := demo/data
 
 .PHONY: demo test test-slow lint format clean
 
 # The main job, end to end, on sentence pairs that the package generates: minutes on a CPU.
 demo: $(SETUP)
 	rm -rf demo
-	$(BIN)/hf-vaswani demo-data $(DATA)
-	$(BIN)/hf-vaswani train --config demo --train_files $(DATA)/train.en $(DATA)/train.de \
-	    --eval_files $(DATA)/val.en $(DATA)/val.de --output_dir $(RUN)
-	$(BIN)/hf-vaswani average --run $(RUN) --last 5 --output $(RUN)/average
-	$(BIN)/hf-vaswani translate --model $(RUN)/average --input $(DATA)/test.en --output demo/translations.de
-	$(BIN)/hf-vaswani curves --run $(RUN) --output demo/curves.png
-	@paste -d '\n' $(DATA)/test.en demo/translations.de | head -n 10
-	$(BIN)/hf-vaswani score --hypotheses demo/translations.de --references $(DATA)/test.de
+	$(BIN)/hf-vaswani demo-data demo/data
+	$(BIN)/hf-vaswani train --config demo
+	$(BIN)/hf-vaswani average --run demo/run --last 5 --output demo/run/average
+	$(BIN)/hf-vaswani translate --model demo/run/average --input demo/data/test.en --output demo/translations.de
+	$(BIN)/hf-vaswani curves --run demo/run --output demo/curves.png
+	@paste -d '\n' demo/data/test.en demo/translations.de | head -n 10
+	$(BIN)/hf-vaswani score --hypotheses demo/translations.de --references demo/data/test.de
 
 test: $(SETUP)
 	$(BIN)/pytest

@@ -25,9 +25,9 @@ def test_defaults_are_the_papers():
 
 def test_the_command_line_wins_over_the_recipe(tmp_path):
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("model: big\nmax_steps: 300\nlearning_rate: 5e-3\nmodel_overrides: {d_ff: 64}\n")
+    recipe.write_text("model: big\nmax_steps: 300\nlearning_rate: 5e-3\nmodel_overrides: {d_ff: 64, dropout: 1e-1}\n")
     model, _, training = parse("--config", str(recipe), "--max_steps", "7")
-    assert (model.model, model.model_overrides) == ("big", {"d_ff": 64})
+    assert (model.model, model.model_overrides) == ("big", {"d_ff": 64, "dropout": 0.1})
     assert (training.max_steps, training.learning_rate) == (7, 0.005)
     model, *_ = parse("--config", str(recipe), "--model_overrides", '{"d_ff": 32}', "--model", "C-N2")
     assert (model.model, model.model_overrides) == ("C-N2", {"d_ff": 32})
@@ -39,13 +39,34 @@ def test_the_command_line_wins_over_the_recipe(tmp_path):
         ("max_stesp: 3", "mine.yaml: unknown field 'max_stesp'. Did you mean 'max_steps'"),
         ("- a\n- b", r"mine.yaml: expected 'field: value' lines, found list"),
         ("a: [", r"mine.yaml: not valid YAML"),
+        ("max_steps: 1e5", r"mine.yaml: argument --max_steps/--max-steps: invalid int value: '1e5'"),
+        ("bf16: maybe", r"mine.yaml: argument --bf16: .*maybe"),
     ],
 )
 def test_what_is_wrong_with_a_recipe_is_named(tmp_path, text, message):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(text)
     with pytest.raises(ValueError, match=message):
-        load_recipe(str(recipe))
+        parse("--config", str(recipe))
+
+
+def test_a_field_says_what_its_value_means(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("target_lang: no\ntrain_files: a.tsv\neval_files:\nbf16: yes\nmetric_for_best_model: null\n")
+    _, data, training = parse("--config", str(recipe))
+    assert (data.target_lang, data.train_files, data.eval_files) == ("no", ["a.tsv"], [])
+    assert (training.bf16, training.metric_for_best_model) == (True, None)
+
+
+def test_epochs_can_be_asked_for_instead_of_steps():
+    assert parse("--num_train_epochs", "3")[2].max_steps == -1
+    assert parse("--num_train_epochs", "3", "--max_steps", "7")[2].max_steps == 7
+
+
+def test_without_bleu_the_loss_says_which_checkpoint_is_best():
+    training = parse("--eval_bleu", "false")[2]
+    assert (training.metric_for_best_model, training.greater_is_better) == ("eval_loss", False)
+    assert (parse()[2].metric_for_best_model, parse()[2].greater_is_better) == ("eval_bleu", True)
 
 
 def test_an_unknown_recipe_lists_the_known_ones():
@@ -65,6 +86,17 @@ def test_accumulation_follows_from_the_devices(tokens_per_device, parts):
         (["--label_smoothing_factor", "0.1"], "Set label_smoothing in the model"),
         (["--tokens_per_device", "0"], "tokens_per_device must be positive, got 0"),
         (["--source_tokens_per_update", "-5"], "source_tokens_per_update must be positive, got -5"),
+        (["--per_device_train_batch_size", "64"], "per_device_train_batch_size=64 has no effect"),
+        (["--tokens_per_device", "5000", "--gradient_accumulation_steps", "2"], "makes it 5: give one of them"),
+        (["--eval_steps", "300", "--save_steps", "200"], "eval_steps=300.* must be a multiple of save_steps=200"),
+        (["--warmup_steps", "0"], "without a warm-up, the peak learning_rate must be given"),
+        (
+            ["--model_overrides", "d_model=128"],
+            "model_overrides 'd_model=128': expected 'field: value' lines, found str",
+        ),
+        (["--model_overrides", "{d_model: [}"], "model_overrides .*not valid YAML"),
+        (["--max_stesp", "3"], "unknown argument --max_stesp"),
+        (["--max_steps", "many"], "argument --max_steps/--max-steps: invalid"),
     ],
 )
 def test_a_bad_argument_is_named(words, message):
@@ -130,6 +162,7 @@ def test_wmt14_recipes_are_the_papers(name, d_model, dropout, vocabulary, steps,
 def test_wmt14_updates_hold_25000_tokens_on_any_number_of_devices(devices, monkeypatch):
     _, _, training = parse("--config", "wmt14_en_de_base")
     monkeypatch.setattr(type(training), "world_size", property(lambda self: devices))
+    training.gradient_accumulation_steps = 1
     training.set_accumulation()
     assert training.parts_per_update * (25000 // training.parts_per_update) == 25000
     assert training.parts_per_update == 8  # the same batches, however many devices share them

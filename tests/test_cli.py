@@ -1,4 +1,7 @@
+import importlib
 import json
+import math
+import sys
 
 import pytest
 
@@ -34,3 +37,19 @@ def test_curves_are_drawn(tmp_path, capsys):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert main(["curves", "--run", str(tmp_path / "none"), "--output", "x.png"]) == 1
     assert "no such file" in capsys.readouterr().err
+
+
+def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "evaluate", None)
+    monkeypatch.delitem(sys.modules, "training.score", raising=False)
+    assert main(["score", "--hypotheses", "x", "--references", "y"]) == 1
+    assert "pip install 'hf-vaswani[train]'" in capsys.readouterr().err
+
+
+def test_only_our_own_errors_hide_their_traceback(monkeypatch, capsys):
+    module = importlib.import_module("training.score")
+    monkeypatch.setattr(module, "main", lambda argv: math.sqrt(-1))
+    with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
+        main(["score"])
+    assert main(["curves", "--run", "nowhere", "--output", "x.png"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

@@ -6,7 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from training.data import DataError, filter_by_length, lengths, load_hub_pairs, load_pairs, tokenize
+from training.data import DataError, FilteredStream, filter_by_length, lengths, load_hub_pairs, load_pairs, tokenize
 
 
 PAIRS = [
@@ -66,16 +66,17 @@ def test_parquet(tmp_path, nested):
     assert read([str(tmp_path / "data.parquet")]) == PAIRS
 
 
-def test_hub_layout(tmp_path, caplog):
-    """`load_dataset` on a local folder goes the same way as on the Hub."""
-    rows = [{"translation": {"en": en, "de": de}} for en, de in [*PAIRS, ("", "leer")]]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
-    with caplog.at_level(logging.WARNING):
-        dataset = load_hub_pairs(str(tmp_path), None, "train", "de", "en")
-    assert list(zip(dataset["target"], dataset["source"])) == PAIRS
-    assert "dropped 1 pairs with an empty side" in caplog.text
-    with pytest.raises(DataError, match="no language 'fr'"):
-        load_hub_pairs(str(tmp_path), None, "train", "en", "fr")
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_layouts(tmp_path, nested, streaming):
+    """`load_dataset` on a local folder goes the same way as on the Hub. No text at all is an empty side."""
+    rows = [{"en": en, "de": de} for en, de in [*PAIRS, (None, "leer")]]
+    table = pyarrow.Table.from_pylist([{"translation": row} if nested else row for row in rows])
+    pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    dataset = load_hub_pairs(str(tmp_path), None, "train", "de", "en", streaming=streaming)
+    assert [(row["target"], row["source"]) for row in dataset] == [*PAIRS, ("", "leer")]
+    with pytest.raises(DataError, match=r"no language 'fr'; found (en, de|de, en)"):
+        load_hub_pairs(str(tmp_path), None, "train", "en", "fr", streaming=streaming)
 
 
 def test_a_changed_file_is_read_again(tmp_path):
@@ -140,12 +141,37 @@ def test_a_missing_file_is_named(tmp_path):
         load_pairs(["a", "b", "c"], "en", "de")
 
 
-def test_empty_pairs_can_be_dropped_and_are_counted(tmp_path, caplog):
-    files = write_parallel(tmp_path, [*PAIRS, ("", "leer"), ("empty", "")])
-    with caplog.at_level(logging.WARNING):
-        dataset = load_pairs(files, "en", "de", drop_empty=True)
-    assert len(dataset) == 3
-    assert "dropped 2 pairs with an empty side" in caplog.text
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a folder, not a file"):
+        load_pairs([str(tmp_path)], "en", "de")
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    files = [write(tmp_path / "a.en", b"\xef\xbb\xbfone\ntwo\n"), write(tmp_path / "a.de", "eins\nzwei\n")]
+    assert read(files) == [("one", "eins"), ("two", "zwei")]
+
+
+def test_half_a_surrogate_pair_is_named(tmp_path):
+    file = write(tmp_path / "a.jsonl", '{"en": "one", "de": "eins"}\n{"en": "two \\ud83d", "de": "zwei"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:2: column 'en' holds half a surrogate pair"):
+        load_pairs([file], "en", "de")
+
+
+def test_empty_pairs_can_be_dropped_and_are_counted_every_time(tmp_path, tokenizer):
+    files = write_parallel(tmp_path, [*PAIRS, ("", "leer"), ("empty", " \t")])
+    for _ in range(2):  # the second time from the cache
+        kept, report = filter_by_length(tokenize(load_pairs(files, "en", "de", drop_empty=True), tokenizer))
+        assert list(zip(kept["source"], kept["target"])) == PAIRS
+        assert (report.pairs, report.kept, report.empty) == (5, 3, 2)
+
+
+def test_a_stream_is_filtered_and_counted_alike(tmp_path, tokenizer, caplog):
+    pairs = [*PAIRS, ("", "leer"), ("A dog. " * 50, "Ein Hund."), ("A dog.", "Ein Hund. " * 6)]
+    stream = tokenize(load_pairs(write_parallel(tmp_path, pairs), "en", "de", True, streaming=True), tokenizer)
+    with caplog.at_level(logging.INFO):
+        kept = list(FilteredStream(stream, max_length=100, max_ratio=2.0))
+    assert [(row["source"], row["target"]) for row in kept] == PAIRS
+    assert "3 of 6 pairs kept; dropped: 1 empty, 1 too long, 1 by length ratio" in caplog.text
 
 
 def test_tokenised_pairs_have_ids_and_lengths(tmp_path, tokenizer):
@@ -165,6 +191,6 @@ def test_filters_drop_and_count(tmp_path, tokenizer):
     kept, report = filter_by_length(dataset, max_length=100, max_ratio=2.0)
     assert kept["source"][:] == ["A dog."]
     assert (report.pairs, report.kept, report.too_long, report.ratio) == (3, 1, 1, 1)
-    assert str(report) == "1 of 3 pairs kept; dropped: 1 too long, 1 by length ratio"
+    assert str(report) == "1 of 3 pairs kept; dropped: 0 empty, 1 too long, 1 by length ratio"
     with pytest.raises(DataError, match=r"No pair is left.*3 too long"):
         filter_by_length(dataset, max_length=1)

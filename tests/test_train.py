@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import sacrebleu
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training.cli import main
 from training.demo_data import write_demo_data
-from training.train import last_checkpoint
+from training.trainer import complete_checkpoints
 
 
 SMALL = [
@@ -42,7 +43,7 @@ def run(data, tmp_path_factory):
 
 
 def test_a_run_leaves_checkpoints_logs_and_a_model_that_auto_classes_load(run):
-    assert last_checkpoint(run).endswith("checkpoint-4")
+    assert complete_checkpoints(run)[-1].name == "checkpoint-4"
     assert list(run.glob("**/events.out.tfevents*"))
     history = json.loads((run / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4]
@@ -66,8 +67,12 @@ def test_the_papers_rate_is_the_default(run):
 def test_a_run_is_not_overwritten_and_can_be_resumed(run, data, capsys):
     assert main(words(data, run, "--max_steps", "4")) == 1
     assert "already has checkpoint-4: pass --resume" in capsys.readouterr().err
+    other = [*words(data, run, "--max_steps", "6", "--resume"), "--model_overrides", '{"d_model": 16, "num_heads": 4}']
+    assert main(other) == 1
+    assert "the model is not that of" in (message := capsys.readouterr().err)
+    assert "num_heads (2, now 4)" in message
     assert main(words(data, run, "--max_steps", "6", "--resume")) == 0
-    assert last_checkpoint(run).endswith("checkpoint-6")
+    assert complete_checkpoints(run)[-1].name == "checkpoint-6"
 
 
 def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):
@@ -84,9 +89,14 @@ def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):
     ("change", "message"),
     [
         (["--train_files", "nowhere.en", "nowhere.de"], "nowhere.en: no such file"),
-        (["--max_length", "2"], "No pair is left to train on: 0 of 200 pairs kept; dropped: 200 too long"),
+        (["--max_length", "2"], "No pair is left: 0 of 200 pairs kept; dropped: 0 empty, 200 too long"),
         (["--model", "huge"], "Table 3 has no row 'huge'"),
         (["--model_overrides", '{"d_mdel": 3}'], "no field 'd_mdel'"),
+        (["--model_overrides", '{"dropout": 3}'], "dropout must be in [0, 1), got 3"),
+        (
+            ["--model_overrides", "{position_embedding: learned, max_position_embeddings: 99}"],
+            "max_length is 256, but there are learned positions for 99 tokens only",
+        ),
         (["--vocab_size", "10"], "vocab_size must be at least 259"),
         (["--tokens_per_device", "10"], "lower max_length, or raise the tokens"),
     ],
@@ -101,7 +111,7 @@ def test_what_is_wrong_is_one_line_on_standard_error(tmp_path, data, capsys, cha
 def test_training_without_evaluation_data(tmp_path, data):
     files = ["--train_files", *data["train"], "--output_dir", str(tmp_path)]
     assert main(["train", *files, *SMALL, "--max_steps", "2"]) == 0
-    assert last_checkpoint(tmp_path).endswith("checkpoint-2")
+    assert complete_checkpoints(tmp_path)[-1].name == "checkpoint-2"
 
 
 def test_training_from_a_stream(tmp_path, data, caplog):
@@ -125,30 +135,66 @@ def test_training_from_a_stream(tmp_path, data, caplog):
     assert len(losses[0]) == 20
 
 
+def launch_two(command: list[str]) -> subprocess.CompletedProcess:
+    """Run a module or script in two processes on the CPU, under `accelerate launch`."""
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    tests = Path(__file__).parent
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    return subprocess.run(
+        [sys.executable, *launch, *command], cwd=tests.parent, capture_output=True, text=True, env=environment
+    )
+
+
 def test_two_processes_train_like_one_that_accumulates(tmp_path, data):
     """Under `accelerate launch`; the batches of an update are the same, so are losses and weights."""
     overrides = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
     more = ["--max_steps", "4", "--model_overrides", json.dumps(overrides)]
     assert main(words(data, tmp_path / "one", *more)) == 0
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    command = [sys.executable, *launch, "-m", "training.train", *words(data, tmp_path / "two", *more)[1:]]
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    done = launch_two(["-m", "training.train", *words(data, tmp_path / "two", *more)[1:]])
     assert done.returncode == 0, done.stderr
 
     one, two = (
         json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"] for run in ("one", "two")
     )
-    for name in ("loss", "eval_loss", "eval_bleu"):
+    for name in ("loss", "eval_loss"):
         expected = [entry[name] for entry in one if name in entry]
         assert expected
         assert [entry[name] for entry in two if name in entry] == pytest.approx(expected, rel=1e-5)
     weights = [AutoModelForSeq2SeqLM.from_pretrained(tmp_path / run).state_dict() for run in ("one", "two")]
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-4, atol=1e-5)
+
+
+BLEU_ON_TWO_PROCESSES = """
+import sys
+import training.trainer
+from test_trainer import make_trainer
+from training.demo_data import generate_pairs
+from training.tokenizer import train_tokenizer
+
+pairs = generate_pairs(300, seed=1)
+nearly = {source: " ".join(target.split()[:-1]) for source, target in pairs}
+training.trainer.translate = lambda model, tokenizer, sources, *args, **kwargs: [nearly[source] for source in sources]
+tokenizer = train_tokenizer([text for pair in pairs for text in pair], vocab_size=400, show_progress=False)
+trainer = make_trainer(sys.argv[1], tokenizer, pairs)
+trainer.eval_dataset = trainer.eval_dataset.select(range(int(sys.argv[2])))
+with open(f"{sys.argv[1]}-{trainer.args.process_index}", "w") as file:
+    file.write(str(trainer.evaluate()["eval_bleu"]))
+"""
+
+
+@pytest.mark.parametrize("count", [19, 1])
+def test_two_processes_score_all_sentences_in_order(tmp_path, count, pairs):
+    """Also a number that two does not divide, and fewer sentences than processes."""
+    (tmp_path / "script.py").write_text(BLEU_ON_TWO_PROCESSES)
+    done = launch_two([str(tmp_path / "script.py"), str(tmp_path / "run"), str(count)])
+    assert done.returncode == 0, done.stderr
+    targets = [target for _, target in pairs[:count]]
+    expected = sacrebleu.corpus_bleu([" ".join(target.split()[:-1]) for target in targets], [targets]).score
+    scores = [float((tmp_path / f"run-{rank}").read_text()) for rank in range(2)]
+    assert scores == pytest.approx([expected, expected])
+    assert expected > 20
 
 
 def test_an_error_in_a_stream_names_the_line(tmp_path, data, capsys):

@@ -11,8 +11,13 @@ from torch.nn import functional as F
 from hf_vaswani import VaswaniForConditionalGeneration
 from training.arguments import VaswaniTrainingArguments
 from training.data import tokenize
-from training.trainer import SaveByMinutes, VaswaniTrainer, inverse_sqrt_factor, paper_learning_rate
-from training.translate import translate
+from training.trainer import (
+    SaveByMinutes,
+    VaswaniTrainer,
+    complete_checkpoints,
+    inverse_sqrt_factor,
+    paper_learning_rate,
+)
 
 
 def paper_rate(step: int, d_model: int, warmup: int) -> float:
@@ -104,7 +109,7 @@ def test_log_has_rate_and_padding_share(tmp_path, tokenizer, pairs):
         assert entry["target_tokens_per_second"] > 0
 
 
-def test_evaluation_gives_exact_perplexity_and_bleu(tmp_path, tokenizer, pairs):
+def test_evaluation_gives_the_exact_perplexity(tmp_path, tokenizer, pairs):
     model = tiny_model(vocab_size=len(tokenizer))
     trainer = make_trainer(tmp_path, tokenizer, pairs, model, eval_tokens_per_device=64, generation_num_beams=2)
     metrics = trainer.evaluate(max_new_tokens=10)
@@ -117,9 +122,33 @@ def test_evaluation_gives_exact_perplexity_and_bleu(tmp_path, tokenizer, pairs):
         tokens += batch["labels"].shape[1]
     assert metrics["eval_loss"] == pytest.approx(loss / tokens, rel=1e-5)
     assert metrics["eval_perplexity"] == pytest.approx(math.exp(loss / tokens), rel=1e-5)
-    translations = translate(model, tokenizer, [source for source, _ in pairs[:20]], num_beams=2, max_new_tokens=10)
-    bleu = sacrebleu.corpus_bleu(translations, [[target for _, target in pairs[:20]]])
-    assert metrics["eval_bleu"] == pytest.approx(bleu.score)
+
+
+def test_bleu_is_that_of_the_translations_in_their_order(tmp_path, tokenizer, pairs, monkeypatch):
+    """With translations that are nearly right, each for its own source; a random model would give 0."""
+    nearly = {source: " ".join(target.split()[:-1]) for source, target in pairs}
+    monkeypatch.setattr(
+        "training.trainer.translate", lambda model, tok, sources, *a, **k: [nearly[s] for s in sources]
+    )
+    metrics = make_trainer(tmp_path, tokenizer, pairs, tiny_model(vocab_size=len(tokenizer))).evaluate()
+    expected = sacrebleu.corpus_bleu([nearly[source] for source, _ in pairs[:20]], [[t for _, t in pairs[:20]]]).score
+    assert metrics["eval_bleu"] == pytest.approx(expected)
+    assert 20 < expected < 95
+
+
+def test_the_best_checkpoint_is_kept_however_old(tmp_path, tokenizer, pairs, monkeypatch):
+    scores = iter([10.0, 30.0, 20.0, 5.0])
+    monkeypatch.setattr(VaswaniTrainer, "_bleu", lambda self, dataset, options: next(scores))
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 1, "metric_for_best_model": "eval_bleu"}
+    trainer = make_trainer(tmp_path, tokenizer, pairs, max_steps=8, save_total_limit=3, **options)
+    trainer.train()
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
+    assert trainer.state.best_metric == 30.0
+    assert [folder.name for folder in complete_checkpoints(tmp_path)] == [
+        "checkpoint-4",
+        "checkpoint-7",
+        "checkpoint-8",
+    ]
 
 
 def test_a_resumed_run_ends_like_one_that_was_never_stopped(tmp_path, tokenizer, pairs, caplog):

@@ -106,6 +106,22 @@ def test_a_failed_translation_leaves_the_old_output(checkpoint, tmp_path, capsys
     assert output.read_text() == "precious"
 
 
+@pytest.mark.parametrize("option", ["--window", "--batch-tokens", "--num-beams"])
+def test_a_number_that_makes_no_sense_is_refused(checkpoint, tmp_path, capsys, option):
+    output = tmp_path / "out.de"
+    output.write_text("precious")
+    with pytest.raises(SystemExit):
+        main(["translate", "--model", str(checkpoint), "--output", str(output), option, "0"])
+    assert "must be at least 1, got 0" in capsys.readouterr().err
+    assert output.read_text() == "precious"
+
+
+def test_a_sentence_beyond_learned_positions_is_named(tokenizer):
+    model = tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=12)
+    with pytest.raises(ValueError, match=r"A sentence has \d+ tokens, and .* end at 12: 'one two three"):
+        translate(model, tokenizer, ["A dog.", "one two three four five six seven eight nine ten"])
+
+
 def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint, tokenizer, tmp_path, capsys):
     tiny_model(vocab_size=50).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -5,6 +5,7 @@ path or as the name of a recipe that ships with the package; every field can be 
 it wins: recipe < command line.
 """
 
+import json
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import yaml
@@ -23,7 +25,7 @@ class ModelArguments:
     """Which model to train."""
 
     model: str = field(default="base", metadata={"help": "Row of Table 3: base, big, A-h1, B-dk16, C-N2, ..."})
-    model_overrides: dict | str | None = field(
+    model_overrides: str | None = field(
         default=None, metadata={"help": 'Fields of VaswaniConfig that differ from the row, as {"d_model": 128}.'}
     )
     attn_implementation: str | None = field(
@@ -108,7 +110,12 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     lr_scheduler_type: str = field(default="inverse_sqrt")
     warmup_steps: float = field(default=4000)
     learning_rate: float | None = field(default=None, metadata={"help": "Peak; the paper's when not given."})
-    max_steps: int = field(default=100_000)
+    max_steps: int | None = field(
+        default=None, metadata={"help": "Updates; 100,000 unless num_train_epochs is given."}
+    )
+    num_train_epochs: float | None = field(
+        default=None, metadata={"help": "Passes over the data, instead of max_steps."}
+    )
 
     logging_steps: float = field(default=100)
     eval_strategy: str = field(default="steps")
@@ -118,13 +125,28 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     save_total_limit: int | None = field(default=20)
     metric_for_best_model: str | None = field(default="eval_bleu")
     report_to: None | str | list[str] = field(default="tensorboard")  # noqa: RUF036, HfArgumentParser takes this order alone
+    use_cache: bool = field(
+        default=True, metadata={"help": "What checkpoints say; training itself has no use for it."}
+    )
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "A NaN must be seen, not averaged away."})
 
     def __post_init__(self):
         self.use_cpu = (
             self.use_cpu or not torch.accelerator.is_available()
         )  # bf16 without an accelerator needs it said
+        if self.max_steps is None:
+            self.max_steps = 100_000 if self.num_train_epochs is None else -1
+        if self.num_train_epochs is None:
+            self.num_train_epochs = 1.0  # of no effect beside max_steps
+        if not self.eval_bleu and self.metric_for_best_model == "eval_bleu":
+            self.metric_for_best_model = "eval_loss"
         super().__post_init__()
+        self._check()
+        if self.tokens_per_device is not None:
+            self.set_accumulation()
+
+    def _check(self) -> None:
+        """Raises ValueError for what cannot be, or would be ignored in silence."""
         if self.label_smoothing_factor:
             raise ValueError(
                 f"label_smoothing_factor={self.label_smoothing_factor}: the model smooths its own loss, in training "
@@ -133,20 +155,51 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         for name in ("source_tokens_per_update", "target_tokens_per_update", "eval_tokens_per_device"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
-        if self.tokens_per_device is not None:
-            self.set_accumulation()
+        if self.tokens_per_device is not None and self.tokens_per_device < 1:
+            raise ValueError(f"tokens_per_device must be positive, got {self.tokens_per_device}.")
+        if self.learning_rate is None and self.lr_scheduler_type == "inverse_sqrt" and self.warmup_steps < 1:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps}: without a warm-up, the peak learning_rate must be given."
+            )
+        for name, default in (
+            ("per_device_train_batch_size", 8),
+            ("per_device_eval_batch_size", 8),
+            ("train_sampling_strategy", "random"),
+        ):
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no effect: batches are formed by length and by "
+                    "source_tokens_per_update, target_tokens_per_update and tokens_per_device."
+                )
+        by_steps = self.save_strategy == self.eval_strategy == "steps" and self.metric_for_best_model is not None
+        if by_steps and self.eval_steps >= 1 and self.eval_steps % self.save_steps:
+            raise ValueError(
+                f"eval_steps={self.eval_steps} must be a multiple of save_steps={self.save_steps}: the best "
+                "checkpoint can be kept only if it is saved when it is evaluated."
+            )
 
     def set_accumulation(self) -> None:
-        """Accumulate as many batches as give the update's tokens on the devices at hand."""
-        if self.tokens_per_device < 1:
-            raise ValueError(f"tokens_per_device must be positive, got {self.tokens_per_device}.")
+        """Accumulate as many batches as give the update's tokens on the devices at hand.
+
+        Raises:
+            ValueError: `gradient_accumulation_steps` is given too, and differs.
+        """
         largest = max(self.source_tokens_per_update, self.target_tokens_per_update)
-        self.gradient_accumulation_steps = -(-largest // (self.tokens_per_device * self.world_size))
+        batches = -(-largest // (self.tokens_per_device * self.world_size))
+        if self.gradient_accumulation_steps not in (1, batches):
+            raise ValueError(
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps}, but tokens_per_device="
+                f"{self.tokens_per_device} makes it {batches}: give one of them."
+            )
+        self.gradient_accumulation_steps = batches
 
     @property
     def parts_per_update(self) -> int:
         """Batches of an update, over devices and accumulation."""
         return self.world_size * self.gradient_accumulation_steps
+
+
+GROUPS = (ModelArguments, DataArguments, VaswaniTrainingArguments)
 
 
 def packaged_recipes() -> list[str]:
@@ -159,7 +212,7 @@ def packaged_recipes() -> list[str]:
 
 
 def load_recipe(name: str) -> dict:
-    """Read a recipe.
+    """Read a recipe: names of fields, and what stands behind them as text, lists of text, or mappings.
 
     Args:
         name (`str`): Path of a YAML file, or the name of a packaged recipe.
@@ -175,23 +228,44 @@ def load_recipe(name: str) -> dict:
                 f"--config {name}: no such file, and no recipe of that name. Recipes: {', '.join(packaged_recipes())}."
             )
         path = resources.files(__package__) / "recipes" / f"{name}.yaml"
-    try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"{path}: expected 'field: value' lines, found {type(recipe).__name__}.")
-    known = [f.name for cls in (ModelArguments, DataArguments, VaswaniTrainingArguments) for f in fields(cls)]
+    recipe = _read_yaml(path.read_text(encoding="utf-8"), str(path))
+    known = [f.name for cls in GROUPS for f in fields(cls)]
     for key in recipe:
         if key not in known:
             close = get_close_matches(str(key), known, n=1)
             raise ValueError(f"{path}: unknown field {key!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
-    return {key: float(value) if _is_plain_exponent(value) else value for key, value in recipe.items()}
+    return recipe
 
 
-def _is_plain_exponent(value) -> bool:
-    """YAML 1.1 reads 5e-3 as a string; people mean the number."""
-    return isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value) is not None
+def _read_yaml(text: str, place: str) -> dict:
+    """A YAML mapping whose scalars stay text: what they mean is for the field to say (`no` may be Norwegian)."""
+    try:
+        mapping = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{place}: not valid YAML: {error}") from error
+    if not isinstance(mapping, dict):
+        raise ValueError(f"{place}: expected 'field: value' lines, found {type(mapping).__name__}.")
+    return mapping
+
+
+def _typed(text: str):
+    """A scalar of YAML 1.2 as number, truth value or text; YAML 1.1 takes 5e-3 for text."""
+    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
+        return float(text)
+    return yaml.safe_load(text)
+
+
+def _as_words(recipe: dict) -> list[str]:
+    """A recipe as words of the command line, so that both are read alike."""
+    words = []
+    for name, value in recipe.items():
+        if isinstance(value, list):
+            words += [f"--{name}", *value]
+        elif isinstance(value, dict):
+            words.append(f"--{name}={json.dumps(value)}")
+        elif value not in ("", "null", "~"):
+            words.append(f"--{name}={value}")
+    return words
 
 
 def expand(path: str) -> str:
@@ -211,16 +285,38 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[ModelArguments, Data
 
     Args:
         argv (`list[str]`, *optional*): The words of the command line; those of the process when not given.
+
+    Raises:
+        ValueError: A field is unknown, or has a value that it cannot have.
+        FileNotFoundError: There is no such recipe.
     """
-    parser = HfArgumentParser((ModelArguments, DataArguments, VaswaniTrainingArguments), prog="hf-vaswani train")
+    parser = HfArgumentParser(GROUPS, prog="hf-vaswani train", allow_abbrev=False)
     parser.add_argument("--config", help="Recipe: a YAML file, or one of: " + ", ".join(packaged_recipes()))
+    parser.error = _raise
     argv = sys.argv[1:] if argv is None else argv
     config = parser.parse_known_args(argv)[0].config
+    words = []
     if config is not None:
-        parser.set_defaults(**load_recipe(config))
-    model, data, training, _ = parser.parse_args_into_dataclasses(argv)
-    data.train_files = [expand(path) for path in data.train_files]
-    data.eval_files = [expand(path) for path in data.eval_files]
+        recipe = load_recipe(config)
+        words = _as_words(recipe)
+        try:
+            parser.parse_known_args(words)
+        except ValueError as error:
+            raise ValueError(f"{config}: {error}") from error
+        parser.set_defaults(**{name: None for name, value in recipe.items() if value in ("null", "~")})
+    model, data, training, _, unknown = parser.parse_args_into_dataclasses(
+        [*words, *argv], return_remaining_strings=True
+    )
+    if unknown:
+        raise ValueError(f"unknown argument {unknown[0]}")
+    data.train_files = [expand(path) for path in data.train_files or []]
+    data.eval_files = [expand(path) for path in data.eval_files or []]
     if isinstance(model.model_overrides, str):
-        model.model_overrides = yaml.safe_load(model.model_overrides)
+        overrides = _read_yaml(model.model_overrides, f"model_overrides {model.model_overrides!r}")
+        model.model_overrides = {name: _typed(value) for name, value in overrides.items()}
     return model, data, training
+
+
+def _raise(message: str) -> NoReturn:
+    """What the parser does on an error, instead of printing its 200 options and leaving."""
+    raise ValueError(message)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -10,15 +11,30 @@ from transformers import AutoTokenizer
 
 from hf_vaswani import VaswaniForConditionalGeneration
 
+from .trainer import checkpoint_step, complete_checkpoints
+
 
 RECORD = "averaged_from.json"
 
 
-def numbered_checkpoints(run: str) -> list[Path]:
-    """The complete checkpoints of a run's folder, oldest first."""
-    folders = [f for f in Path(run).glob("checkpoint-*") if f.name.removeprefix("checkpoint-").isdigit()]
-    complete = [f for f in folders if (f / "trainer_state.json").is_file()]
-    return sorted(complete, key=lambda f: int(f.name.removeprefix("checkpoint-")))
+def last_checkpoints(run: str, count: int) -> list[Path]:
+    """The last complete checkpoints of a run's folder, oldest first.
+
+    Raises:
+        ValueError: There are fewer, or one was written long before the others: the Trainer keeps the best checkpoint
+            however old it is, and its weights do not belong into the average of the last ones.
+    """
+    checkpoints = complete_checkpoints(run)[-count:]
+    if len(checkpoints) < count:
+        raise ValueError(f"{run}: asked for the last {count} checkpoints, found {len(checkpoints)}.")
+    steps = [checkpoint_step(folder) for folder in checkpoints]
+    gaps = [later - earlier for earlier, later in pairwise(steps)]
+    if len(gaps) > 1 and gaps[0] > 2 * max(gaps[1:]):
+        raise ValueError(
+            f"{run}: {checkpoints[0].name} is not one of the last {count} that were written, those between it and "
+            f"{checkpoints[1].name} are gone. Average fewer, or name them with --checkpoints."
+        )
+    return checkpoints
 
 
 def average(checkpoints: list[str | Path], output: str) -> None:
@@ -30,12 +46,13 @@ def average(checkpoints: list[str | Path], output: str) -> None:
             went into it.
 
     Raises:
-        ValueError: No checkpoint, or configurations that differ.
+        ValueError: No checkpoints, or configurations that differ.
         FileExistsError: `output` is there already.
     """
     if not checkpoints:
         raise ValueError("No checkpoints to average.")
-    if Path(output).exists():
+    output = Path(output)
+    if output.exists():
         raise FileExistsError(f"{output} is there already.")
     sums: dict[str, torch.Tensor] = {}
     for folder in checkpoints:
@@ -52,7 +69,7 @@ def average(checkpoints: list[str | Path], output: str) -> None:
         for name, weight in model.named_parameters():
             weight.copy_(sums[name] / len(checkpoints))
 
-    partial = Path(f"{output}.partial")
+    partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     AutoTokenizer.from_pretrained(checkpoints[-1]).save_pretrained(partial)
@@ -74,9 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.run:
         if args.last < 1:
             parser.error(f"--last must be at least 1, got {args.last}")
-        checkpoints = numbered_checkpoints(args.run)[-args.last :]
-        if len(checkpoints) < args.last:
-            parser.error(f"--run {args.run}: asked for the last {args.last} checkpoints, found {len(checkpoints)}")
+        checkpoints = last_checkpoints(args.run, args.last)
     average(checkpoints, args.output)
     print(f"{args.output}: mean of " + ", ".join(Path(folder).name for folder in checkpoints))
 

@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+import traceback
+from pathlib import Path
 
 
 COMMANDS = {
@@ -29,13 +31,23 @@ def main(argv: list[str] | None = None) -> int:
         wanted = bool(argv) and argv[0] in ("-h", "--help")
         print("\n".join(["usage: hf-vaswani COMMAND ...", *lines]), file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2
-    module = importlib.import_module("." + argv[0].replace("-", "_"), __package__)
     try:
-        module.main(argv[1:])
+        importlib.import_module("." + argv[0].replace("-", "_"), __package__).main(argv[1:])
+    except ModuleNotFoundError as error:
+        print(f"hf-vaswani {argv[0]}: {error}. The commands need: pip install 'hf-vaswani[train]'", file=sys.stderr)
+        return 1
     except (ValueError, OSError, ImportError) as error:
+        if isinstance(error, ValueError) and not _raised_here(error):
+            raise
         print(f"hf-vaswani {argv[0]}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _raised_here(error: Exception) -> bool:
+    """Whether this project raised the error, to tell its user something, and not a library that broke down."""
+    folders = [Path(__file__).parent, Path(importlib.import_module("hf_vaswani").__file__).parent]
+    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent in folders
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
 """Sentence pairs: read, checked, tokenised and filtered, through `datasets` (memory-mapped, cached).
 
 Whatever the pairs come from, they end as a `datasets.Dataset` with the text columns `source` and `target`, to which
-`tokenize` adds token ids and lengths. Nothing is lost in silence: what is broken is an error that names file and
-line, what is filtered is counted.
+`tokenize` adds token ids and lengths, and `filter_by_length` takes out what cannot be used. Nothing is lost in
+silence: what is broken is an error that names file and line, what is filtered is counted.
 """
 
+import contextlib
 import gzip
 import json
 import logging
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from datasets import Dataset, Features, IterableDataset, Value, load_dataset
@@ -22,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
+READER_VERSION = 1  # part of the cache's key: to be raised when the same file would be read differently
 TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 
 
@@ -39,7 +43,7 @@ def load_pairs(
             `.tsv` (source, tab, target), `.jsonl` or `.parquet` file in the layout of WMT on the Hub,
             `{"translation": {"en": ..., "de": ...}}`, or with one column a language. Text files may be gzipped.
         source_lang, target_lang (`str`): Language codes, to find the columns.
-        drop_empty (`bool`): Leave out pairs with an empty side and log their number, instead of raising.
+        drop_empty (`bool`): Let pairs with an empty side through, for `filter_by_length` to drop and count.
         streaming (`bool`): Read and check the pairs only as they are asked for.
 
     Returns:
@@ -53,11 +57,10 @@ def load_pairs(
     if len(files) not in (1, 2):
         raise DataError(f"Expected two parallel text files or one file of pairs, got {len(files)}: {files}.")
     for file in files:
-        if not Path(file).is_file():
-            raise FileNotFoundError(f"{file}: no such file.")
+        check_file(file)
     # Size and time of change are part of the cache's key, so that a changed file is read again.
     stamps = tuple((str(Path(f).resolve()), Path(f).stat().st_size, Path(f).stat().st_mtime_ns) for f in files)
-    kwargs = {"files": tuple(files), "langs": (source_lang, target_lang), "stamps": stamps}
+    kwargs = {"files": tuple(files), "langs": (source_lang, target_lang), "stamps": (READER_VERSION, *stamps)}
     kwargs = {"gen_kwargs": {**kwargs, "drop_empty": drop_empty}, "features": TEXT_FEATURES}
     if streaming:
         return IterableDataset.from_generator(_checked_rows, **kwargs)
@@ -73,52 +76,61 @@ def load_pairs(
 
 
 def load_hub_pairs(
-    name: str, config: str | None, split: str, source_lang: str, target_lang: str, streaming: bool = False
+    name: str,
+    config: str | None,
+    split: str,
+    source_lang: str,
+    target_lang: str,
+    streaming: bool = False,
+    num_proc: int | None = None,
 ) -> Dataset | IterableDataset:
-    """Sentence pairs of a data set of the Hub in the `translation: {en, de}` layout of `wmt14`.
+    """Sentence pairs of a data set of the Hub, in the `translation: {en, de}` layout of `wmt14` or with one column a
+    language. Pairs with an empty side stay, for `filter_by_length` to drop and count.
 
-    Pairs with an empty side are dropped, and their number is logged (of a stream, it is not known beforehand).
+    Args:
+        name, config, split (`str`): As for `datasets.load_dataset`.
+        source_lang, target_lang (`str`): Language codes, to find the columns.
+        streaming (`bool`): Download the pairs only as they are asked for.
+        num_proc (`int`, *optional*): Processes that read.
 
     Raises:
         DataError: The data set has no such language.
     """
     dataset = load_dataset(name, config, split=split, streaming=streaming)
-    features = dataset.features.get("translation")
-    languages = getattr(features, "languages", None) or list(features or ())
+    nested = dataset.features.get("translation")
+    languages = list(dataset.features if nested is None else getattr(nested, "languages", nested))
     for lang in (source_lang, target_lang):
         if lang not in languages:
-            raise DataError(
-                f"{name} ({config}, {split}): no language {lang!r}; columns {list(dataset.features)}, "
-                f"languages {list(languages)}."
-            )
-    pairs = dataset.map(
-        lambda batch: {
-            "source": [pair[source_lang] for pair in batch["translation"]],
-            "target": [pair[target_lang] for pair in batch["translation"]],
-        },
-        batched=True,
-        remove_columns=dataset.column_names,
-        features=TEXT_FEATURES,
+            raise DataError(f"{name} ({config}, {split}): no language {lang!r}; found {', '.join(languages)}.")
+
+    def to_columns(batch):
+        pairs = batch.get("translation") or [dict(zip(batch, row)) for row in zip(*batch.values())]
+        return {
+            "source": [pair[source_lang] or "" for pair in pairs],
+            "target": [pair[target_lang] or "" for pair in pairs],
+        }
+
+    options = {} if streaming else {"num_proc": num_proc, "desc": "Reading"}
+    return dataset.map(
+        to_columns, batched=True, remove_columns=dataset.column_names, features=TEXT_FEATURES, **options
     )
-    kept = pairs.filter(lambda pair: bool(pair["source"].strip() and pair["target"].strip()))
-    if not streaming and len(kept) < len(pairs):
-        logger.warning("%s: dropped %d pairs with an empty side.", name, len(pairs) - len(kept))
-    return kept
+
+
+def check_file(file: str) -> None:
+    """Raises FileNotFoundError or IsADirectoryError unless `file` can be read."""
+    if Path(file).is_dir():
+        raise IsADirectoryError(f"{file}: is a folder, not a file.")
+    if not Path(file).exists():
+        raise FileNotFoundError(f"{file}: no such file.")
 
 
 def _checked_rows(files, langs, stamps, drop_empty) -> Iterator[dict[str, str]]:
-    """Rows for `Dataset.from_generator`, without empty sides."""
-    dropped = 0
+    """Rows for `from_generator`; an empty side is an error unless empty pairs are to be dropped later."""
     for place, source, target in _read(files, langs):
         empty = next((lang for lang, text in zip(langs, (source, target)) if not text.strip()), None)
-        if empty is None:
-            yield {"source": source, "target": target}
-        elif drop_empty:
-            dropped += 1
-        else:
+        if empty is not None and not drop_empty:
             raise DataError(f"{place}: empty {empty} sentence. Remove the pair, or set drop_empty to drop and count.")
-    if dropped:
-        logger.warning("%s: dropped %d pairs with an empty side.", ", ".join(files), dropped)
+        yield {"source": source, "target": target}
 
 
 def _read(files, langs) -> Iterator[tuple[str, str, str]]:
@@ -138,20 +150,30 @@ def _read(files, langs) -> Iterator[tuple[str, str, str]]:
 def read_lines(file: str) -> Iterator[str]:
     """The lines of a text file, plain or gzipped, without their ends; only `\\n` (or `\\r\\n`) ends a line.
 
+    Args:
+        file (`str`): Path; `-` is the standard input.
+
     Raises:
         DataError: A line is not UTF-8, or a gzip file is cut off or damaged.
     """
-    with gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb") as stream:
-        number = 1
+    name, number = "standard input" if file == "-" else file, 1
+    with _open(file) as stream:
         try:
             for line in stream:
-                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                yield text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark is no text
                 number += 1
         except UnicodeDecodeError as error:
             bad = error.object[error.start]
-            raise DataError(f"{file}:{number}: byte 0x{bad:02x} at column {error.start + 1} is not UTF-8.") from error
+            raise DataError(f"{name}:{number}: byte 0x{bad:02x} at column {error.start + 1} is not UTF-8.") from error
         except (EOFError, OSError, zlib.error) as error:
-            raise DataError(f"{file}:{number}: cannot be read: {error}") from error
+            raise DataError(f"{name}:{number}: cannot be read: {error}") from error
+
+
+def _open(file: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    if file == "-":
+        return contextlib.nullcontext(sys.stdin.buffer)
+    return gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb")
 
 
 def _read_parallel(source_file: str, target_file: str) -> Iterator[tuple[str, str, str]]:
@@ -218,25 +240,29 @@ def _sides(row, langs, place: str) -> tuple[str, str]:
     for lang in langs:
         if not isinstance(columns, dict) or lang not in columns:
             raise DataError(f"{place}: no column {lang!r}; found {', '.join(columns) if columns else 'none'}.")
-        if not isinstance(columns[lang], str):
-            raise DataError(f"{place}: column {lang!r} is not text: {columns[lang]!r:.40}.")
+        text = columns[lang]
+        if not isinstance(text, str):
+            raise DataError(f"{place}: column {lang!r} is not text: {text!r:.40}.")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise DataError(f"{place}: column {lang!r} holds half a surrogate pair, which no text does: {text!r:.40}.")
     return columns[langs[0]], columns[langs[1]]
 
 
 def tokenize(
     pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, num_proc: int | None = None
 ) -> Dataset | IterableDataset:
-    """Add the columns `input_ids` and `labels` (token ids with the end token) and `source_length`, `target_length`."""
+    """Add the columns `input_ids` and `labels` (token ids with the end token) and `source_length`, `target_length`.
+
+    A sentence that is empty or only white space has no tokens at all, and the length 0.
+    """
 
     def encode(batch):
-        source = tokenizer(batch["source"], return_attention_mask=False)["input_ids"]
-        target = tokenizer(batch["target"], return_attention_mask=False)["input_ids"]
-        return {
-            "input_ids": source,
-            "labels": target,
-            "source_length": [len(ids) for ids in source],
-            "target_length": [len(ids) for ids in target],
-        }
+        columns = {}
+        for side, name in (("source", "input_ids"), ("target", "labels")):
+            ids = tokenizer(batch[side], return_attention_mask=False)["input_ids"]
+            columns[name] = [tokens if text.strip() else [] for tokens, text in zip(ids, batch[side])]
+            columns[f"{side}_length"] = [len(tokens) for tokens in columns[name]]
+        return columns
 
     if isinstance(pairs, IterableDataset):
         return pairs.map(encode, batched=True)
@@ -253,42 +279,48 @@ def lengths(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
 class FilterReport:
     """How many pairs a filter kept, and how many it dropped for what."""
 
-    pairs: int
-    kept: int
-    too_long: int
-    ratio: int
+    pairs: int = 0
+    kept: int = 0
+    empty: int = 0
+    too_long: int = 0
+    ratio: int = 0
 
     def __str__(self) -> str:
         return (
-            f"{self.kept} of {self.pairs} pairs kept; dropped: {self.too_long} too long, {self.ratio} by length ratio"
+            f"{self.kept} of {self.pairs} pairs kept; dropped: {self.empty} empty, {self.too_long} too long, "
+            f"{self.ratio} by length ratio"
         )
 
-
-def _too_long_and_bad_ratio(source, target, max_length: int, max_ratio: float | None) -> tuple:
-    """Whether lengths `source` and `target`, numbers or arrays, are over the one limit, and else over the other."""
-    longer, shorter = np.maximum(source, target), np.minimum(source, target)
-    too_long = longer > max_length
-    return too_long, ~too_long & (longer > (np.inf if max_ratio is None else max_ratio) * shorter)
+    def count(self, source, target, max_length: float = np.inf, max_ratio: float = np.inf) -> np.ndarray:
+        """Add pairs of these lengths (arrays) to the report; whether each is kept."""
+        longer, shorter = np.maximum(source, target), np.minimum(source, target)
+        empty = shorter == 0
+        too_long = ~empty & (longer > max_length)
+        ratio = ~empty & ~too_long & (longer > max_ratio * np.maximum(shorter, 1))
+        kept = ~empty & ~too_long & ~ratio
+        self.pairs += len(kept)
+        for name, mask in (("kept", kept), ("empty", empty), ("too_long", too_long), ("ratio", ratio)):
+            setattr(self, name, getattr(self, name) + int(mask.sum()))
+        return kept
 
 
 def filter_by_length(
-    dataset: Dataset, max_length: int, max_ratio: float | None = None
+    dataset: Dataset, max_length: float = np.inf, max_ratio: float = np.inf
 ) -> tuple[Dataset, FilterReport]:
-    """Drop tokenised pairs that are too long or whose sides differ too much in length, and count them.
+    """Drop tokenised pairs with an empty side, too long, or with sides too different in length, and count them.
 
     Args:
         dataset (`datasets.Dataset`): From `tokenize`.
-        max_length (`int`): Tokens that either side may have, with the end token.
-        max_ratio (`float`, *optional*): Largest allowed ratio of the longer side to the shorter, in tokens.
+        max_length (`float`): Tokens that either side may have, with the end token.
+        max_ratio (`float`): Largest allowed ratio of the longer side to the shorter, in tokens.
 
     Raises:
         DataError: No pair is left.
     """
-    too_long, bad_ratio = _too_long_and_bad_ratio(*lengths(dataset), max_length, max_ratio)
-    kept = np.flatnonzero(~too_long & ~bad_ratio)
-    report = FilterReport(len(dataset), len(kept), int(too_long.sum()), int(bad_ratio.sum()))
+    report = FilterReport()
+    kept = np.flatnonzero(report.count(*lengths(dataset), max_length, max_ratio))
     if not len(kept):
-        raise DataError(f"No pair is left to train on: {report}.")
+        raise DataError(f"No pair is left: {report}.")
     return dataset.select(kept) if len(kept) < len(dataset) else dataset, report
 
 
@@ -297,22 +329,16 @@ class FilteredStream:
 
     Args:
         pairs (`datasets.IterableDataset`): From `tokenize`.
-        max_length, max_ratio: As for `filter_by_length`.
+        max_length, max_ratio (`float`): As for `filter_by_length`.
     """
 
-    def __init__(self, pairs: IterableDataset, max_length: int, max_ratio: float | None = None):
+    def __init__(self, pairs: IterableDataset, max_length: float = np.inf, max_ratio: float = np.inf):
         self.pairs, self.max_length, self.max_ratio = pairs, max_length, max_ratio
 
     def __iter__(self) -> Iterator[dict]:
-        report = FilterReport(0, 0, 0, 0)
+        report = FilterReport()
         for pair in self.pairs:
-            too_long, bad_ratio = _too_long_and_bad_ratio(
-                pair["source_length"], pair["target_length"], self.max_length, self.max_ratio
-            )
-            report.pairs += 1
-            report.too_long += int(too_long)
-            report.ratio += int(bad_ratio)
-            if not too_long and not bad_ratio:
-                report.kept += 1
+            source, target = (np.array([pair[f"{side}_length"]]) for side in ("source", "target"))
+            if report.count(source, target, self.max_length, self.max_ratio).all():
                 yield pair
         logger.info("A pass over the training data: %s.", report)

@@ -3,11 +3,10 @@
 import argparse
 import json
 from importlib import resources
-from pathlib import Path
 
 import evaluate
 
-from .data import DataError, read_lines
+from .data import DataError, check_file, read_lines
 
 
 def load_bleu() -> evaluate.EvaluationModule:
@@ -25,8 +24,7 @@ def read_parallel(hypotheses: str, references: list[str]) -> tuple[list[str], li
     """
     columns = []
     for file in (hypotheses, *references):
-        if not Path(file).is_file():
-            raise FileNotFoundError(f"{file}: no such file.")
+        check_file(file)
         columns.append(list(read_lines(file)))
         if not columns[-1]:
             raise DataError(f"{file}: empty file.")

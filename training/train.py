@@ -1,9 +1,8 @@
 """Train a model: `hf-vaswani train --config RECIPE`, or `accelerate launch -m training.train --config RECIPE`."""
 
-import json
+import dataclasses
 import logging
-import os
-from pathlib import Path
+import math
 
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
@@ -14,29 +13,13 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments, parse_arguments
 from .data import DataError, FilteredStream, filter_by_length, load_hub_pairs, load_pairs, tokenize
 from .tokenizer import train_tokenizer
-from .trainer import VaswaniTrainer, paper_learning_rate
+from .trainer import VaswaniTrainer, complete_checkpoints, paper_learning_rate
 
 
 logger = logging.getLogger(__name__)
 
 # Section 6.1.
 GENERATION = {"num_beams": 4, "length_penalty_form": "gnmt", "length_penalty": 0.6, "max_extra_tokens": 50}
-
-
-def last_checkpoint(output_dir: str) -> str | None:
-    """The newest checkpoint in a folder that was written to its end, or `None`.
-
-    The Trainer writes `trainer_state.json` last: a checkpoint in which it is missing or cut off is passed over.
-    """
-    folders = Path(output_dir).glob("checkpoint-*")
-    numbered = [folder for folder in folders if folder.name.removeprefix("checkpoint-").isdigit()]
-    for folder in sorted(numbered, key=lambda f: int(f.name.removeprefix("checkpoint-")), reverse=True):
-        try:
-            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-            return str(folder)
-        except (FileNotFoundError, json.JSONDecodeError):
-            logger.warning("%s was not written to its end; it is passed over.", folder)
-    return None
 
 
 def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
@@ -46,15 +29,15 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         FileExistsError: The folder has checkpoints, and the run is not told to resume.
         FileNotFoundError: The run is told to resume, and there is nothing to resume from.
     """
-    checkpoint = last_checkpoint(args.output_dir)
-    if checkpoint and not args.resume:
+    checkpoints = complete_checkpoints(args.output_dir)
+    if checkpoints and not args.resume:
         raise FileExistsError(
-            f"{args.output_dir} already has {os.path.basename(checkpoint)}: pass --resume to continue it, "
+            f"{args.output_dir} already has {checkpoints[-1].name}: pass --resume to continue it, "
             "or another --output_dir."
         )
-    if args.resume and not checkpoint:
+    if args.resume and not checkpoints:
         raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}.")
-    return checkpoint
+    return str(checkpoints[-1]) if args.resume else None
 
 
 def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Dataset | None]:
@@ -65,13 +48,18 @@ def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Datas
     """
     langs = data.source_lang, data.target_lang
     if data.dataset_name:
-        name = data.dataset_name, data.dataset_config
-        train = load_hub_pairs(*name, data.train_split, *langs, streaming=data.streaming)
-        return train, load_hub_pairs(*name, data.eval_split, *langs)
+        name, options = (
+            (data.dataset_name, data.dataset_config),
+            {"streaming": data.streaming, "num_proc": data.num_proc},
+        )
+        train = load_hub_pairs(*name, data.train_split, *langs, **options)
+        evaluation = load_hub_pairs(*name, data.eval_split, *langs, **options)
+        return train, Dataset.from_list(list(evaluation)) if data.streaming else evaluation
     if not data.train_files:
         raise DataError("No training data: set train_files or dataset_name.")
     train = load_pairs(data.train_files, *langs, drop_empty=data.drop_empty, streaming=data.streaming)
-    return train, load_pairs(data.eval_files, *langs) if data.eval_files else None
+    evaluation = load_pairs(data.eval_files, *langs, drop_empty=data.drop_empty) if data.eval_files else None
+    return train, evaluation
 
 
 def get_tokenizer(
@@ -83,7 +71,7 @@ def get_tokenizer(
     """The checkpoint's tokenizer, or one learned from both sides of the training pairs and saved in `output_dir`."""
     if checkpoint:
         return AutoTokenizer.from_pretrained(checkpoint)
-    with args.main_process_first(desc="learning the vocabulary"):
+    with args.main_process_first(desc="learning the vocabulary", local=False):  # output_dir is shared
         if args.process_index == 0:
             texts = (text for side in ("source", "target") for batch in train.iter(1000) for text in batch[side])
             tokenizer = train_tokenizer(texts, model_args.vocab_size, show_progress=not args.disable_tqdm)
@@ -103,26 +91,43 @@ def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         "eos_token_id": tokenizer.eos_token_id,
         "decoder_start_token_id": tokenizer.bos_token_id,
     }
-    fields = {"vocab_size": len(tokenizer), **special, **(model_args.model_overrides or {})}
+    overrides = model_args.model_overrides or {}
     try:
-        config = VaswaniConfig.from_table3(model_args.model, **fields)
+        config = VaswaniConfig.from_table3(model_args.model, **{"vocab_size": len(tokenizer), **special, **overrides})
     except (TypeError, StrictDataclassError) as error:
-        raise ValueError(f"model_overrides {model_args.model_overrides}: {error}") from error
+        raise ValueError(f"model_overrides {overrides}: {' '.join(str(error).split())}") from error
     model = VaswaniForConditionalGeneration._from_config(config, attn_implementation=model_args.attn_implementation)
     model.generation_config = GenerationConfig(**special, **GENERATION)
     return model
 
 
-def prepare_training_pairs(
-    pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, data: DataArguments
-) -> Dataset | FilteredStream:
-    """Tokenised pairs within the limits of length; what was dropped is logged."""
-    pairs = tokenize(pairs, tokenizer, data.num_proc)
-    if isinstance(pairs, IterableDataset):
-        return FilteredStream(pairs, data.max_length, data.max_length_ratio)
-    pairs, report = filter_by_length(pairs, data.max_length, data.max_length_ratio)
-    logger.info("Training data: %s.", report)
-    return pairs
+def check_same_model(config: VaswaniConfig, checkpoint: str) -> None:
+    """Raises ValueError where a run to be resumed asks for another model than its checkpoint has."""
+    asked, saved = config.to_dict(), VaswaniConfig.from_pretrained(checkpoint).to_dict()
+    fields = [field.name for field in dataclasses.fields(VaswaniConfig) if field.name in VaswaniConfig.__annotations__]
+    if differing := [f"{name} ({saved[name]}, now {asked[name]})" for name in fields if saved[name] != asked[name]]:
+        raise ValueError(f"--resume: the model is not that of {checkpoint}: {', '.join(differing)}.")
+
+
+def prepare_pairs(
+    train_pairs: Dataset | IterableDataset,
+    eval_pairs: Dataset | None,
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataArguments,
+) -> tuple[Dataset | FilteredStream, Dataset | None]:
+    """Tokenised pairs: for training within the limits of length, for evaluation all but empty ones. What was dropped
+    is logged."""
+    limits = {"max_length": data.max_length, "max_ratio": data.max_length_ratio or math.inf}
+    train_pairs = tokenize(train_pairs, tokenizer, data.num_proc)
+    if isinstance(train_pairs, IterableDataset):
+        train_pairs = FilteredStream(train_pairs, **limits)
+    else:
+        train_pairs, report = filter_by_length(train_pairs, **limits)
+        logger.info("Training data: %s.", report)
+    if eval_pairs is not None:
+        eval_pairs, report = filter_by_length(tokenize(eval_pairs, tokenizer, data.num_proc))
+        logger.info("Evaluation data: %s.", report)
+    return train_pairs, eval_pairs
 
 
 def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments) -> VaswaniTrainer:
@@ -140,10 +145,16 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
     seen = train_pairs.take(data.stream_window) if data.streaming else train_pairs
     tokenizer = get_tokenizer(model_args, seen, checkpoint, args)
     with args.main_process_first(desc="tokenising"):
-        train_pairs = prepare_training_pairs(train_pairs, tokenizer, data)
-        eval_pairs = tokenize(eval_pairs, tokenizer, data.num_proc) if eval_pairs is not None else None
+        train_pairs, eval_pairs = prepare_pairs(train_pairs, eval_pairs, tokenizer, data)
 
     model = build_model(model_args, tokenizer)
+    if model.config.position_embedding == "learned" and data.max_length > model.config.max_position_embeddings:
+        raise ValueError(
+            f"max_length is {data.max_length}, but there are learned positions for "
+            f"{model.config.max_position_embeddings} tokens only (max_position_embeddings)."
+        )
+    if checkpoint:
+        check_same_model(model.config, checkpoint)
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     trainer = VaswaniTrainer(
@@ -169,6 +180,9 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
+    if trainer.state.best_model_checkpoint:
+        best = trainer.state.best_metric
+        logger.info("Best: %s (%s %.4g).", trainer.state.best_model_checkpoint, args.metric_for_best_model, best)
     return trainer
 
 

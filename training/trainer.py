@@ -1,6 +1,9 @@
 """A `Seq2SeqTrainer` that trains as the paper did: token budgets, its schedule, exact perplexity and BLEU."""
 
+import json
+import logging
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +22,9 @@ from .data import lengths
 from .translate import translate
 
 
+logger = logging.getLogger(__name__)
+
+
 def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
     """Peak of the paper's schedule (section 5.3), reached at step `warmup_steps`.
 
@@ -35,6 +41,30 @@ def inverse_sqrt_factor(step: int, warmup_steps: int) -> float:
     (0.00025, 1.0, 0.5)
     """
     return min(step / warmup_steps, (warmup_steps / step) ** 0.5) if warmup_steps else step**-0.5
+
+
+def complete_checkpoints(run: str) -> list[Path]:
+    """The checkpoints in a run's folder that were written to their end, oldest first.
+
+    The Trainer writes `trainer_state.json` last: where it is missing or cut off, the checkpoint is passed over with a
+    warning.
+    """
+    folders = [
+        folder for folder in Path(run).glob("checkpoint-*") if folder.name.removeprefix("checkpoint-").isdigit()
+    ]
+    complete = []
+    for folder in sorted(folders, key=checkpoint_step):
+        try:
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+            complete.append(folder)
+        except (FileNotFoundError, json.JSONDecodeError):
+            logger.warning("%s was not written to its end; it is passed over.", folder)
+    return complete
+
+
+def checkpoint_step(folder: Path) -> int:
+    """The optimiser step that a folder `checkpoint-STEP` was written after."""
+    return int(folder.name.removeprefix("checkpoint-"))
 
 
 class EpochDataLoader(DataLoader):
@@ -104,6 +134,8 @@ class VaswaniTrainer(Seq2SeqTrainer):
         """Not sharded by Accelerate: the sampler already knows the devices."""
         if has_length(self.train_dataset):
             return self._loader(self.train_dataset, self.token_budget_sampler())
+        if self.args.dataloader_num_workers:
+            raise ValueError(f"dataloader_num_workers={self.args.dataloader_num_workers}: a stream has one reader, 0.")
         stream = TokenBudgetStream(self.train_dataset, self.data_collator, self._stream_window, **self._budget())
         return DataLoader(stream, batch_size=None)
 
@@ -213,23 +245,23 @@ class VaswaniTrainer(Seq2SeqTrainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self._throughput.restart_clock()
+        self._throughput.started += time.monotonic() - started  # evaluating is not training
         return metrics
 
     @torch.no_grad()
     def _loss_per_token(self, dataset: Dataset) -> float:
-        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)  # loss, tokens
+        loss = tokens = 0
         for batch in self.get_eval_dataloader(dataset):
             batch = self._prepare_inputs(batch)
-            loss = self.model(**batch, num_items_in_batch=1, skip_logits=True).loss
-            sums += torch.stack((loss.double(), (batch["labels"] != -100).sum().double()))
-        loss, tokens = self.accelerator.reduce(sums).tolist()
-        return loss / tokens
+            loss += self.model(**batch, num_items_in_batch=1, skip_logits=True).loss.item()
+            tokens += (batch["labels"] != -100).sum().item()
+        losses, counts = zip(*gather_object([(loss, tokens)]))
+        return sum(losses) / sum(counts)
 
     def _bleu(self, dataset: Dataset, gen_kwargs: dict) -> float:
         world, rank = self.args.world_size, self.args.process_index
-        if self.args.generation_num_beams is not None:
-            gen_kwargs = {"num_beams": self.args.generation_num_beams, **gen_kwargs}
+        args = {"num_beams": self.args.generation_num_beams, "max_length": self.args.generation_max_length}
+        gen_kwargs = {**{name: value for name, value in args.items() if value is not None}, **gen_kwargs}
         budget = self.args.eval_tokens_per_device
         mine = translate(self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs)
         translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(mine)]))
@@ -251,10 +283,6 @@ class _Throughput:
             self.target_tokens += targets
             self.tokens += targets + int(batch["attention_mask"].sum())
             self.padded += batch["labels"].numel() + batch["attention_mask"].numel()
-
-    def restart_clock(self) -> None:
-        """Leave what has passed since the last log (an evaluation) out of the rate."""
-        self.__init__()
 
     def summary(self) -> dict[str, float]:
         if not self.padded:

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from .data import read_lines
+from .data import check_file, read_lines
 
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ def translate(
         `list[str]`: As many as `sentences`.
     """
     ids = [tokenizer(s)["input_ids"] if s.strip() else [] for s in sentences]
+    _check_lengths(model, sentences, ids)
     translations = [""] * len(sentences)
     if progress is not None:
         progress.update(sum(not i for i in ids))
@@ -80,6 +81,19 @@ def translate(
     return translations
 
 
+def _check_lengths(model: PreTrainedModel, sentences: list[str], ids: list[list[int]]) -> None:
+    """Raises ValueError for a sentence that does not fit a learned position table; sinusoids have no limit."""
+    if getattr(model.config, "position_embedding", None) != "learned":
+        return
+    room = model.config.max_position_embeddings
+    for sentence, tokens in zip(sentences, ids):
+        if len(tokens) > room:
+            raise ValueError(
+                f"A sentence has {len(tokens)} tokens, and the model's learned positions end at {room}: "
+                f"{sentence[:60]!r}..."
+            )
+
+
 def translate_lines(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lines: Iterable[str], window: int, **kwargs
 ) -> Iterator[str]:
@@ -90,7 +104,7 @@ def translate_lines(
 
 
 def load_checkpoint(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model, in evaluation mode on the GPU where there is one, and tokenizer of a folder or a Hub repository.
+    """Model, in evaluation mode on the accelerator where there is one, and tokenizer of a folder or a Hub repository.
 
     Raises:
         OSError: No such checkpoint.
@@ -102,44 +116,55 @@ def load_checkpoint(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     tokenizer = AutoTokenizer.from_pretrained(name)
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}.")
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    return model.eval().to(device), tokenizer
 
 
-def _stdin_lines() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"standard input, line {number}: not UTF-8: {error}") from error
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
 
 
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani translate`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani translate", description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
-    parser.add_argument("--input", help="text file, a sentence a line, plain or .gz (standard input)")
+    parser.add_argument("--input", default="-", help="text file, a sentence a line, plain or .gz (standard input)")
     parser.add_argument("--output", help="text file to write (standard output)")
-    parser.add_argument("--batch-tokens", type=int, default=4096, help="source tokens of a batch (%(default)s)")
-    parser.add_argument("--window", type=int, default=10_000, help="lines sorted by length at a time (%(default)s)")
-    parser.add_argument("--num-beams", type=int, help="instead of the checkpoint's")
+    parser.add_argument("--batch-tokens", type=positive, default=4096, help="source tokens of a batch (%(default)s)")
+    parser.add_argument(
+        "--window", type=positive, default=10_000, help="lines sorted by length at a time (%(default)s)"
+    )
+    parser.add_argument("--num-beams", type=positive, help="instead of the checkpoint's")
     parser.add_argument("--length-penalty", type=float, help="instead of the checkpoint's (the paper's α: 0.6)")
     args = parser.parse_args(argv)
 
-    if args.input and not Path(args.input).is_file():
-        parser.error(f"--input {args.input}: no such file")
+    if args.input != "-":
+        check_file(args.input)
+    if args.output and not Path(args.output).parent.is_dir():
+        parser.error(f"--output {args.output}: no such folder")
     model, tokenizer = load_checkpoint(args.model)
     options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
     options = {name: value for name, value in options.items() if value is not None}
-    total = sum(1 for _ in read_lines(args.input)) if args.input else None
-    lines = read_lines(args.input) if args.input else _stdin_lines()
+    total = sum(1 for _ in read_lines(args.input)) if Path(args.input).is_file() else None
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(tqdm(total=total, unit=" sentences", desc="Translating"))
-        output = sys.stdout
         if args.output:
             partial = Path(args.output + ".partial")
             output = stack.enter_context(open(partial, "w", encoding="utf-8", newline="\n"))
+        else:
+            output = sys.stdout
+            output.reconfigure(encoding="utf-8", newline="\n")
         for text in translate_lines(
-            model, tokenizer, lines, args.window, batch_tokens=args.batch_tokens, progress=progress, **options
+            model,
+            tokenizer,
+            read_lines(args.input),
+            args.window,
+            batch_tokens=args.batch_tokens,
+            progress=progress,
+            **options,
         ):
             output.write(text.replace("\n", " ") + "\n")
     if args.output:
