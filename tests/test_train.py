@@ -136,11 +136,12 @@ def test_training_from_a_stream(tmp_path, data, caplog):
 
 
 def launch_two(command: list[str]) -> subprocess.CompletedProcess:
-    """Run a module or script in two processes on the CPU, under `accelerate launch`."""
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    """Run a module or script in two processes on the CPU, under `accelerate launch`, whose `--cpu` starts only one."""
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     tests = Path(__file__).parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     return subprocess.run(
         [sys.executable, *launch, *command], cwd=tests.parent, capture_output=True, text=True, env=environment
     )
@@ -153,6 +154,7 @@ def test_two_processes_train_like_one_that_accumulates(tmp_path, data):
     assert main(words(data, tmp_path / "one", *more)) == 0
     done = launch_two(["-m", "training.train", *words(data, tmp_path / "two", *more)[1:]])
     assert done.returncode == 0, done.stderr
+    assert "(2 devices x 1 batches)" in done.stderr
 
     one, two = (
         json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"] for run in ("one", "two")
