@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import sacrebleu
 import torch
@@ -197,6 +199,20 @@ def test_two_processes_score_all_sentences_in_order(tmp_path, count, pairs):
     scores = [float((tmp_path / f"run-{rank}").read_text()) for rank in range(2)]
     assert scores == pytest.approx([expected, expected])
     assert expected > 20
+
+
+@pytest.mark.parametrize("streaming", ["true", "false"])
+def test_training_from_a_data_set_in_the_layout_of_the_hub(tmp_path, pairs, streaming, caplog):
+    """With a pair without a source, which is dropped and counted."""
+    rows = [{"translation": {"en": source, "de": target}} for source, target in [*pairs, ("", "leer")]]
+    for split, part in (("train", rows), ("validation", rows[-5:])):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part), tmp_path / f"{split}.parquet")
+    hub = ["--dataset_name", str(tmp_path), "--streaming", streaming, "--output_dir", str(tmp_path / "run")]
+    with caplog.at_level(logging.INFO):
+        assert main(["train", *hub, *SMALL, "--max_steps", "12"]) == 0
+    assert "Evaluation data: 4 of 5 pairs kept; dropped: 1 empty" in caplog.text
+    assert "300 of 301 pairs kept; dropped: 1 empty" in caplog.text
+    assert complete_checkpoints(tmp_path / "run")[-1].name == "checkpoint-12"
 
 
 def test_an_error_in_a_stream_names_the_line(tmp_path, data, capsys):

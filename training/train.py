@@ -48,12 +48,10 @@ def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Datas
     """
     langs = data.source_lang, data.target_lang
     if data.dataset_name:
-        name, options = (
-            (data.dataset_name, data.dataset_config),
-            {"streaming": data.streaming, "num_proc": data.num_proc},
+        train, evaluation = (
+            load_hub_pairs(data.dataset_name, data.dataset_config, split, *langs, data.streaming, data.num_proc)
+            for split in (data.train_split, data.eval_split)
         )
-        train = load_hub_pairs(*name, data.train_split, *langs, **options)
-        evaluation = load_hub_pairs(*name, data.eval_split, *langs, **options)
         return train, Dataset.from_list(list(evaluation)) if data.streaming else evaluation
     if not data.train_files:
         raise DataError("No training data: set train_files or dataset_name.")
