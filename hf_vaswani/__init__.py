@@ -1,12 +1,15 @@
 """The Transformer of "Attention Is All You Need" for Hugging Face transformers.
 
-Importing the package registers the model, after which `AutoConfig`, `AutoModel` and `AutoModelForSeq2SeqLM` know it.
+Importing the package registers the model, after which `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM` and
+`pipeline("translation")` know it.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
 
 from .configuration_vaswani import TABLE_3, VaswaniConfig
 from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
+from .pipeline_vaswani import VaswaniTranslationPipeline
 
 
 __version__ = "0.1.0"
@@ -14,6 +17,11 @@ __version__ = "0.1.0"
 AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig)
 AutoModel.register(VaswaniConfig, VaswaniModel)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration)
+
+# transformers 5 refuses the name of the task before it looks for it in its registry.
+REMOVED_TASKS.pop("translation", None)
+PIPELINE_REGISTRY.register_pipeline("translation", VaswaniTranslationPipeline, AutoModelForSeq2SeqLM, type="text")
+VaswaniConfig.pipelines_are_registered = True
 
 # Every checkpoint carries the code that it needs.
 VaswaniConfig.register_for_auto_class()
@@ -26,4 +34,5 @@ __all__ = [
     "VaswaniForConditionalGeneration",
     "VaswaniModel",
     "VaswaniPreTrainedModel",
+    "VaswaniTranslationPipeline",
 ]

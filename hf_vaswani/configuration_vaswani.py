@@ -1,10 +1,14 @@
 """Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017), in the paper's terms."""
 
+from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
+from typing import ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+
+from .pipeline_vaswani import VaswaniTranslationPipeline
 
 
 # Table 3 of the paper, one entry a row; what an entry leaves out is as in the base model.
@@ -37,6 +41,42 @@ TABLE_3 = {
 }
 
 POSITION_EMBEDDINGS = ("sinusoidal", "learned")
+
+# What a checkpoint says of the code it carries; the Auto classes and `pipeline()` read it.
+AUTO_MAP = {
+    "AutoConfig": "configuration_vaswani.VaswaniConfig",
+    "AutoModel": "modeling_vaswani.VaswaniModel",
+    "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
+}
+CUSTOM_PIPELINES = {
+    "translation": {
+        "impl": f"pipeline_vaswani.{VaswaniTranslationPipeline.__name__}",
+        "pt": ["AutoModelForSeq2SeqLM"],
+        "type": "text",
+    }
+}
+
+# How `h` heads and the feed-forward network are split over devices (Megatron's way): each device has some heads and
+# some inner features, whose outputs are summed. The embedding is split by tokens of the vocabulary.
+TENSOR_PARALLEL_PLAN = {
+    "shared": "embedding_rowwise",
+    "encoder.embed_tokens": "embedding_rowwise",
+    "decoder.embed_tokens": "embedding_rowwise",
+    **{
+        f"{stack}.layers.*.{attention}.{projection}": style
+        for stack, attention in (("encoder", "self_attn"), ("decoder", "self_attn"), ("decoder", "encoder_attn"))
+        for projection, style in (
+            ("q_proj", "colwise"),
+            ("k_proj", "colwise"),
+            ("v_proj", "colwise"),
+            ("o_proj", "rowwise"),
+        )
+    },
+    "encoder.layers.*.feed_forward.fc1": "colwise",
+    "encoder.layers.*.feed_forward.fc2": "rowwise",
+    "decoder.layers.*.feed_forward.fc1": "colwise",
+    "decoder.layers.*.feed_forward.fc2": "rowwise",
+}
 
 
 @strict
@@ -72,7 +112,7 @@ class VaswaniConfig(PreTrainedConfig):
         decoder_start_token_id (`int`, defaults to 1): What the decoder reads before the first target token.
         use_cache (`bool`, defaults to `True`): Whether generation keeps keys and values of past positions.
         tie_word_embeddings (`bool`, defaults to `True`): One matrix for both embeddings and the output projection
-            (section 3.4); the model knows no other way.
+            (section 3.4). Otherwise the output projection has its own; the two embeddings always share theirs.
 
     Raises:
         StrictDataclassFieldValidationError: A field has the wrong type.
@@ -102,6 +142,9 @@ class VaswaniConfig(PreTrainedConfig):
         "decoder_attention_heads": "num_heads",
         "num_hidden_layers": "encoder_layers",
     }
+    base_model_tp_plan = TENSOR_PARALLEL_PLAN
+    # Whether `pipeline()` knows the model's tasks already, so that it need not load their code from a checkpoint.
+    pipelines_are_registered: ClassVar[bool] = False
 
     vocab_size: int = 37000
     d_model: int = 512
@@ -135,7 +178,14 @@ class VaswaniConfig(PreTrainedConfig):
             self.d_k = self._default_head_width("d_k")
         if self.d_v is None:
             self.d_v = self._default_head_width("d_v")
+        kwargs["auto_map"] = dict(AUTO_MAP)
+        kwargs.pop("custom_pipelines", None)
+        if not self.pipelines_are_registered:
+            kwargs["custom_pipelines"] = deepcopy(CUSTOM_PIPELINES)
         super().__post_init__(**kwargs)
+
+    def to_dict(self) -> dict:
+        return {**super().to_dict(), "custom_pipelines": CUSTOM_PIPELINES}
 
     def _default_head_width(self, field: str) -> int:
         if self.num_heads < 1 or self.d_model % self.num_heads:
@@ -167,8 +217,6 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("layer_norm_eps", "embedding_init_std"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
-        if not self.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings must be True: the model has one matrix for all three (section 3.4).")
         if self.position_embedding not in POSITION_EMBEDDINGS:
             raise ValueError(
                 f"position_embedding must be one of {', '.join(POSITION_EMBEDDINGS)}, got {self.position_embedding!r}."

@@ -484,6 +484,10 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self.decoder = VaswaniDecoder(config)
         self.post_init()
 
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:
+        """The embeddings of source and target are one matrix, also where `tie_word_embeddings` is off."""
+        return super().get_expanded_tied_weights_keys(all_submodels) or self._tied_weights_keys.copy()
+
     def get_input_embeddings(self) -> nn.Embedding:
         return self.shared
 

@@ -112,7 +112,6 @@ def test_an_unknown_row_or_override_is_named():
         ({"d_modle": 512}, "did you mean 'd_model'"),
         ({"num_head": 8}, "did you mean 'num_heads'"),
         ({"droput": 0.1}, "did you mean 'dropout'"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
     ],
 )
 def test_a_bad_field_is_named(fields, named):

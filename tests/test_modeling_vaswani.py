@@ -337,6 +337,20 @@ def test_the_three_matrices_are_one(model, tmp_path):
     torch.testing.assert_close(loaded.lm_head.weight[:40], model.lm_head.weight)
 
 
+def test_an_untied_projection_leaves_the_embeddings_one(tmp_path):
+    model = tiny_model(tie_word_embeddings=False)
+    randomize(model)
+    model.save_pretrained(tmp_path)
+    loaded, report = VaswaniForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    loaded.resize_token_embeddings(48, mean_resizing=False)
+    inner = loaded.model
+    assert inner.encoder.embed_tokens.weight is inner.decoder.embed_tokens.weight is inner.shared.weight
+    assert inner.shared.weight.data_ptr() != loaded.lm_head.weight.data_ptr()
+    torch.testing.assert_close(inner.shared.weight[:40], model.model.shared.weight)
+    torch.testing.assert_close(loaded.lm_head.weight[:40], model.lm_head.weight)
+
+
 @torch.no_grad()
 def test_a_saved_model_computes_the_same(model, tmp_path):
     randomize(model)

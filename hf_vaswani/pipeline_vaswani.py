@@ -1,0 +1,104 @@
+"""`pipeline("translation")`, which transformers 5 no longer has: raw text in, raw text out."""
+
+import torch
+from tqdm.auto import tqdm
+from transformers import Pipeline
+
+
+class VaswaniTranslationPipeline(Pipeline):
+    """Translates with a sequence-to-sequence model, as the pipeline of transformers 4 did.
+
+    Takes a sentence, a list of sentences, a data set or a generator. What to say to `generate()` may be given when
+    the pipeline is made or called.
+
+    Example:
+
+    ```python
+    translator = pipeline("translation", model="runs/demo/average")
+    translator("three dogs sleep")  # [{"translation_text": "..."}]
+    translator(["a", "b"], num_return_sequences=2)  # a list of two such dictionaries for each sentence
+    ```
+    """
+
+    _load_tokenizer = True
+    _pipeline_calls_generate = True
+
+    BATCH_SIZE_OF_LISTS = 16
+    SHOW_PROGRESS_FROM = 200  # sentences
+
+    def __call__(self, inputs, batch_size: int | None = None, progress: bool | None = None, **kwargs):
+        """
+        Args:
+            inputs (`str`, `list[str]`, generator or data set of `str`): Raw text. Empty text gives empty text.
+            batch_size (`int`, *optional*): Sentences translated together; of a list, 16 of similar length.
+            progress (`bool`, *optional*): Whether a list shows its progress; when not given, lists of 200 or more do.
+            return_tensors (`bool`, *optional*): Return the tokens as `translation_token_ids` instead of text.
+            clean_up_tokenization_spaces (`bool`, *optional*): For the tokenizer's `decode`.
+            **kwargs: For `generate()`.
+
+        Returns:
+            For a sentence, a list of dictionaries `{"translation_text": ...}`, one for each returned sequence. For a
+            list, one such dictionary a sentence, or a list of them where more are returned. For a generator, an
+            iterator over what the single sentences give.
+
+        Raises:
+            TypeError: Something to translate is not a `str`.
+        """
+        if not isinstance(inputs, list):
+            return super().__call__(inputs, batch_size=batch_size, **kwargs)
+        for index, text in enumerate(inputs):
+            if not isinstance(text, str):
+                raise TypeError(f"inputs[{index}] must be a str, got {type(text).__name__}.")
+        # Sentences of similar length, longest first, waste the least of a batch.
+        order = sorted(range(len(inputs)), key=lambda index: -len(inputs[index]))
+        outputs = super().__call__(
+            (inputs[index] for index in order),
+            batch_size=batch_size or self._batch_size or self.BATCH_SIZE_OF_LISTS,
+            **kwargs,
+        )
+        hide = len(inputs) < self.SHOW_PROGRESS_FROM if progress is None else not progress
+        results: list = [None] * len(inputs)
+        for index, output in zip(order, tqdm(outputs, total=len(inputs), desc="Translating", disable=hide)):
+            results[index] = output
+        return [result[0] if len(result) == 1 else result for result in results]
+
+    def _sanitize_parameters(self, return_tensors=None, clean_up_tokenization_spaces=None, **generate_kwargs):
+        postprocess = {
+            "return_tensors": return_tensors,
+            "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
+        }
+        return {}, generate_kwargs, {name: value for name, value in postprocess.items() if value is not None}
+
+    def preprocess(self, text: str) -> dict:
+        """The tokens of a sentence, `(1, source)`."""
+        if not isinstance(text, str):
+            raise TypeError(f"The text to translate must be a str, got {type(text).__name__}.")
+        encoded = self.tokenizer(text, return_tensors="pt")
+        return {
+            "input_ids": encoded["input_ids"],
+            "attention_mask": encoded["attention_mask"],
+            "is_empty": not text.strip(),
+        }
+
+    def _forward(self, model_inputs: dict, **generate_kwargs) -> dict:
+        """`output_ids` of shape `(batch, returned sequences, target)`."""
+        is_empty = model_inputs.pop("is_empty")
+        sequences = self.model.generate(**model_inputs, **self._prepare_generate_kwargs(generate_kwargs))
+        if not isinstance(sequences, torch.Tensor):
+            sequences = sequences.sequences
+        return {"output_ids": sequences.unflatten(0, (len(model_inputs["input_ids"]), -1)), "is_empty": is_empty}
+
+    def postprocess(self, model_outputs: dict, return_tensors=False, clean_up_tokenization_spaces=None) -> list[dict]:
+        """What is returned for one sentence."""
+        sequences = model_outputs["output_ids"][0]
+        if model_outputs["is_empty"]:
+            sequences = sequences[:, :0]
+        if return_tensors:
+            return [{"translation_token_ids": sequence} for sequence in sequences]
+        texts = self.tokenizer.batch_decode(
+            sequences, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
+        )
+        return [{"translation_text": text} for text in texts]
+
+
+__all__ = ["VaswaniTranslationPipeline"]
