@@ -28,6 +28,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import VaswaniGenerationMixin
 
@@ -300,7 +301,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         return self.feed_forward_residual(hidden_states, self.feed_forward(hidden_states))
 
 
-class VaswaniPreTrainedModel(PreTrainedModel):
+class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
     """Loading, saving and initialisation, shared by all classes of the model.
 
     Initial values (the paper is silent; these are the released code's):
@@ -346,6 +347,14 @@ class VaswaniStack(VaswaniPreTrainedModel):
         self.embed_positions = VaswaniPositionEmbedding(config)
         self.embed_scale = math.sqrt(config.d_model)
         self.gradient_checkpointing = False
+
+    def init_parallel_plans(self) -> None:
+        """Of the configuration's plan, which names the stacks of the whole model, the part of this one."""
+        super().init_parallel_plans()
+        stack = type(self).__name__.removeprefix("Vaswani").lower() + "."
+        self._tp_plan = {
+            name.removeprefix(stack): style for name, style in self._tp_plan.items() if name.startswith(stack)
+        }
 
     def embed(self, input_ids, inputs_embeds, attention_mask, past_length=0) -> torch.Tensor:
         """`Dropout(√d_model · embedding + position)`, `(batch, length, d_model)`.

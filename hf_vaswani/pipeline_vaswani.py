@@ -26,6 +26,18 @@ class VaswaniTranslationPipeline(Pipeline):
     BATCH_SIZE_OF_LISTS = 16
     SHOW_PROGRESS_FROM = 200  # sentences
 
+    def __init__(self, *args, **kwargs):
+        """
+        Raises:
+            ValueError: The tokenizer is of another model: it has more tokens than the model's vocabulary.
+        """
+        super().__init__(*args, **kwargs)
+        if self.tokenizer is not None and len(self.tokenizer) > self.model.config.vocab_size:
+            raise ValueError(
+                f"The tokenizer has {len(self.tokenizer)} tokens, the model's vocabulary "
+                f"{self.model.config.vocab_size}: they do not belong together."
+            )
+
     def __call__(self, inputs, batch_size: int | None = None, progress: bool | None = None, **kwargs):
         """
         Args:

@@ -15,6 +15,13 @@ from training.demo_data import generate_pairs
 from training.tokenizer import train_tokenizer
 
 
+def pytest_configure(config):
+    if os.environ.get("TRANSFORMERS_SOURCE"):  # test_transformers_suite.py runs tests that carry these
+        flash = [f"flash_attn{version}_test" for version in ("", "_3", "_4")]
+        for marker in ("accelerate_tests", "generate", "torch_compile_test", "torch_export_test", *flash):
+            config.addinivalue_line("markers", f"{marker}: of transformers' own tests")
+
+
 def tiny_config(**overrides) -> VaswaniConfig:
     """Small, without dropout, and with d_k and d_v that differ from each other and from d_model / num_heads."""
     fields = {

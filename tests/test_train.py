@@ -77,6 +77,17 @@ def test_a_run_is_not_overwritten_and_can_be_resumed(run, data, capsys):
     assert complete_checkpoints(run)[-1].name == "checkpoint-6"
 
 
+def test_damaged_weights_are_not_resumed_from(run, data, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    weights = complete_checkpoints(copy)[-1] / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    assert main(words(data, copy, "--max_steps", "9", "--resume")) == 1
+    assert f"{weights} is damaged" in capsys.readouterr().err
+
+
 def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):
     (tmp_path / "checkpoint-5").mkdir()
     (tmp_path / "checkpoint-5" / "trainer_state.json").write_text('{"cut off')

@@ -8,7 +8,7 @@ from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, set_seed
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, check_weights
 
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments, parse_arguments
 from .data import DataError, FilteredStream, filter_by_length, load_hub_pairs, load_pairs, tokenize
@@ -28,6 +28,7 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
     Raises:
         FileExistsError: The folder has checkpoints, and the run is not told to resume.
         FileNotFoundError: The run is told to resume, and there is nothing to resume from.
+        OSError: The weights of the last checkpoint are damaged.
     """
     checkpoints = complete_checkpoints(args.output_dir)
     if checkpoints and not args.resume:
@@ -37,7 +38,10 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         )
     if args.resume and not checkpoints:
         raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}.")
-    return str(checkpoints[-1]) if args.resume else None
+    if not args.resume:
+        return None
+    check_weights(checkpoints[-1])
+    return str(checkpoints[-1])
 
 
 def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Dataset | None]:

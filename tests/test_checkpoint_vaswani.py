@@ -1,0 +1,103 @@
+import json
+import shutil
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_vaswani import VaswaniForConditionalGeneration, VaswaniModel
+from tests.conftest import tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def flip_a_bit(path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_in_the_weights_is_noticed(folder):
+    weights = folder / "model.safetensors"
+    flip_a_bit(weights, -1000)
+    load_file(weights)  # safetensors itself sees nothing wrong
+    with pytest.raises(OSError, match=r"model\.safetensors is damaged.*SHA-256"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_a_flipped_bit_in_any_shard_is_noticed(tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    flip_a_bit(shards[1], -10)
+    with pytest.raises(OSError, match=shards[1].name):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.999])
+def test_a_truncated_file_is_an_error(folder, kept):
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(Exception, match=r"(?i)header|incomplete|invalid|damaged"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_weights_changed_on_purpose_load_without_their_checksums(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "checksums.json").unlink()
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    torch.testing.assert_close(loaded.lm_head.weight.detach(), 2 * weights["model.shared.weight"])
+
+
+def test_saving_again_renews_the_checksums(folder):
+    model = tiny_model()
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(folder)
+    loaded, report = AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    assert not loaded.lm_head.weight.any()
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+
+
+def test_no_pickle_is_read(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save(tiny_model().state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match="safetensors files only"):
+        VaswaniModel.from_pretrained(folder, use_safetensors=False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "named"),
+    [
+        ("d_model", "16", StrictDataclassFieldValidationError, "d_model"),
+        ("dropout", 1.5, Exception, "dropout must be in"),
+        ("activation_function", "reelu", KeyError, "reelu"),
+        ("d_ff", 32, RuntimeError, "ignore_mismatched_sizes"),
+    ],
+)
+def test_a_wrong_configuration_is_an_error(folder, field, value, error, named):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(error, match=named):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_a_missing_configuration_is_an_error(folder):
+    (folder / "config.json").write_text("{")
+    with pytest.raises(OSError, match=r"config\.json.*not a valid JSON"):
+        VaswaniForConditionalGeneration.from_pretrained(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(OSError, match=folder.name):
+        VaswaniForConditionalGeneration.from_pretrained(folder)
