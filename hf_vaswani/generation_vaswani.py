@@ -1,23 +1,51 @@
-"""The paper's beam search (section 6.1) inside transformers' `generate()`.
+"""The paper's beam search (section 6.1) inside transformers' `generate()`, and the fast way through it.
 
-Two fields of the generation configuration turn it on; a checkpoint trained with this package has both in its
-`generation_config.json`, and both can be given to `generate()`:
+Two fields of the generation configuration turn the paper's search on; a checkpoint trained with this package has both
+in its `generation_config.json`, and both can be given to `generate()`:
 
 - `length_penalty_form`: `"gnmt"` divides a hypothesis' log probability by `((5 + n) / 6) ** length_penalty`, `n` its
   tokens with the end token (Wu et al. 2016, which the paper follows), and stops as soon as no unfinished hypothesis
   can still win. `"length"`, the default, is transformers' own: `n ** length_penalty`, and its own stopping heuristic.
 - `max_extra_tokens`: a translation has at most so many tokens more than its own source (the paper: 50). It applies
   where neither `max_length` nor `max_new_tokens` is given.
+
+Greedy and beam search take the loops of `decoding_vaswani.py`, which give what the library's own loops give, faster.
+Whatever those do not know (sampling, scores of every step, streamers, other caches, custom processors, modified
+modules, ...) goes the library's way, and so does everything with `fast_decoding=False`.
 """
 
 import copy
 
 import torch
+from torch import nn
 from transformers import GenerationConfig, StoppingCriteria
 from transformers.generation import GenerationMixin
+from transformers.generation import logits_process as processors
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+
+from .decoding_vaswani import BeamSearch, StepDecoder, greedy_search
 
 
 LENGTH_PENALTY_FORMS = ("length", "gnmt")
+
+# Processors that look at each row of the batch by itself, so that sentences may leave it.
+ROW_WISE_PROCESSORS = {
+    processors.ForcedBOSTokenLogitsProcessor,
+    processors.ForcedEOSTokenLogitsProcessor,
+    processors.InfNanRemoveLogitsProcessor,
+    processors.MinLengthLogitsProcessor,
+    processors.MinNewTokensLengthLogitsProcessor,
+    processors.NoBadWordsLogitsProcessor,
+    processors.NoRepeatNGramLogitsProcessor,
+    processors.RepetitionPenaltyLogitsProcessor,
+    processors.SequenceBiasLogitsProcessor,
+    processors.SuppressTokensAtBeginLogitsProcessor,
+    processors.SuppressTokensLogitsProcessor,
+}
+KNOWN_CRITERIA = {EosTokenCriteria, MaxLengthCriteria}
+# What `generate()` prepares for the model on an ordinary call.
+ORDINARY_INPUTS = {"attention_mask", "encoder_outputs", "logits_to_keep", "past_key_values", "use_cache"}
 
 
 def gnmt_length_penalty(length, alpha: float):
@@ -63,9 +91,10 @@ class VaswaniGenerationMixin(GenerationMixin):
     """`generate()` with `length_penalty_form` and `max_extra_tokens`; everything else is transformers'."""
 
     def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs):
-        given = {name: kwargs.pop(name) for name in ("length_penalty_form", "max_extra_tokens") if name in kwargs}
+        defaults = {"length_penalty_form": "length", "max_extra_tokens": None, "fast_decoding": True}
+        given = {name: kwargs.pop(name) for name in defaults if name in kwargs}
         generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        for name, default in (("length_penalty_form", "length"), ("max_extra_tokens", None)):
+        for name, default in defaults.items():
             setattr(generation_config, name, given.get(name, getattr(generation_config, name, default)))
         if generation_config.length_penalty_form not in LENGTH_PENALTY_FORMS:
             raise ValueError(
@@ -97,11 +126,19 @@ class VaswaniGenerationMixin(GenerationMixin):
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         limits = _length_limits(input_ids, generation_config, kwargs)
+        if not generation_config.return_dict_in_generate and self._is_fast(
+            input_ids, logits_processor, stopping_criteria, generation_config, kwargs
+        ):
+            decoder = StepDecoder(self.model, kwargs["encoder_outputs"][0], kwargs.get("attention_mask"))
+            eos, pad = generation_config._eos_token_tensor, int(generation_config._pad_token_tensor)
+            return greedy_search(self, decoder, input_ids[:, 0], limits, eos, logits_processor, pad)
         stopping_criteria.append(SourceLengthLimit(limits))
         return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
     def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         limits = _length_limits(input_ids, generation_config, kwargs)
+        if self._is_fast(input_ids, logits_processor, stopping_criteria, generation_config, kwargs):
+            return self._fast_beam_search(input_ids, logits_processor, generation_config, limits, kwargs)
         stopping_criteria.append(SourceLengthLimit(limits))
         if generation_config.length_penalty_form == "gnmt":
             generation_config = copy.copy(generation_config)
@@ -111,6 +148,50 @@ class VaswaniGenerationMixin(GenerationMixin):
                 generation_config.num_return_sequences,
             )
         return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+
+    def _is_fast(self, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs) -> bool:
+        """Whether all that is asked for is what `decoding_vaswani.py` does."""
+        config, others = generation_config, {**model_kwargs}
+        mask, cache = others.get("attention_mask"), others.get("past_key_values")
+        given = {name for name, value in others.items() if value is not None and value is not False}
+        return (
+            config.fast_decoding
+            and not (config.do_sample or config.output_scores or config.output_logits)
+            and not (config.output_attentions or config.output_hidden_states or config.cache_implementation)
+            and config.use_cache
+            and config._eos_token_tensor is not None
+            and config._pad_token_tensor is not None
+            and given <= ORDINARY_INPUTS
+            and input_ids.shape[1] == 1
+            and (mask is None or mask.dim() == 2)
+            and (cache is None or cache.get_seq_length() == 0)
+            and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor)
+            and all(type(criterion) in KNOWN_CRITERIA for criterion in stopping_criteria)
+            and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(input_ids.device.type))
+            and _is_plain(self)
+        )
+
+    def _fast_beam_search(self, input_ids, logits_processor, generation_config, limits, model_kwargs):
+        beams, alpha = generation_config.num_beams, generation_config.length_penalty
+        mask = model_kwargs.get("attention_mask")
+        # `generate()` repeats every sentence for each of its beams.
+        states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
+        decoder = StepDecoder(self.model, states, mask)
+        # The library's choice: an id of 0 is taken for none.
+        fill = int(generation_config._pad_token_tensor or generation_config._eos_token_tensor[0])
+
+        def penalty(limits: torch.Tensor):
+            if generation_config.length_penalty_form == "gnmt":
+                return GnmtPenalty(alpha, limits, generation_config.num_return_sequences)
+            return alpha
+
+        search = BeamSearch(self, generation_config, logits_processor, fill)
+        sequences, scores, beam_indices = search(decoder, input_ids[::beams, 0], limits[::beams], penalty)
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        return GenerateBeamEncoderDecoderOutput(
+            sequences=sequences, sequences_scores=scores, beam_indices=beam_indices
+        )
 
     def _update_finished_beams(self, *, topk_log_probs, cur_len, decoder_prompt_len, length_penalty, **kwargs):
         if isinstance(length_penalty, GnmtPenalty):
@@ -156,6 +237,21 @@ class VaswaniGenerationMixin(GenerationMixin):
         best_possible = running_beam_scores[:, 0] / gnmt_length_penalty(ending, alpha)
         worst_wanted = beam_scores[:, length_penalty.wanted - 1]  # sorted; very low until so many have finished
         return is_early_stop_heuristic_unsatisfied & (best_possible > worst_wanted)[:, None]
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether the decoder's modules are those this package made: not quantised, adapted, hooked, split or wrapped."""
+    if model.training or model.model.decoder.config._attn_implementation not in ("eager", "sdpa"):
+        return False
+    own = type(model.model.decoder).__module__
+    for module in (model.lm_head, *model.model.decoder.modules()):
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+            return False
+        if not type(module).__module__.startswith((own, "torch.nn.modules.", "transformers.activations")):
+            return False
+        if any(type(parameter) is not nn.Parameter for parameter in module.parameters(recurse=False)):
+            return False
+    return True
 
 
 def _length_limits(

@@ -1,0 +1,368 @@
+"""What makes `generate()` fast: the decoder, one token a step, with nothing computed or moved twice.
+
+- The encoder's output is projected to keys and values once a sentence, not once a beam; the beams of a sentence are so
+  many query rows on one copy.
+- The cache is not reordered when beams change places. All beams of a sentence write into the same slots, and a mask
+  says which slots are a beam's own past. Slots that no beam sees any more are dropped from time to time.
+- Sentences that are finished leave the batch.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class LayerWeights:
+    """One decoder layer's weights, as a step needs them."""
+
+    def __init__(self, layer: nn.Module):
+        projections = (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+        self.qkv_weight = torch.cat([projection.weight for projection in projections])
+        has_bias = projections[0].bias is not None
+        self.qkv_bias = torch.cat([projection.bias for projection in projections]) if has_bias else None
+        self.self_attn, self.encoder_attn, self.feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
+        self.norms = (layer.self_attn_residual, layer.encoder_attn_residual, layer.feed_forward_residual)
+
+
+class StepDecoder:
+    """The decoder of a batch of sentences, each with the same number of beams.
+
+    Args:
+        model (`VaswaniModel`): Whose decoder to run.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): The encoder's output.
+        encoder_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 0 on padding.
+    """
+
+    ROOM = 16  # steps to make room for when the cache is full
+
+    def __init__(self, model: nn.Module, encoder_states: torch.Tensor, encoder_mask: torch.Tensor | None):
+        config, decoder = model.config, model.decoder
+        self.heads, self.d_k, self.d_v = config.num_heads, config.d_k, config.d_v
+        self.scaling = config.d_k**-0.5
+        self.decoder = decoder
+        self.layers = [LayerWeights(layer) for layer in decoder.layers]
+        self.sentences = len(encoder_states)
+        self.dtype, self.device = encoder_states.dtype, encoder_states.device
+        self.hidden_value = torch.finfo(self.dtype).min
+
+        self.source_mask = None  # (sentences, source), added to the scores
+        if encoder_mask is not None and not encoder_mask.all():
+            self.source_mask = torch.zeros_like(encoder_mask, dtype=self.dtype)
+            self.source_mask.masked_fill_(encoder_mask == 0, self.hidden_value)
+        self.source_keys = [self._heads(layer.encoder_attn.k_proj(encoder_states), self.d_k) for layer in self.layers]
+        self.source_values = [
+            self._heads(layer.encoder_attn.v_proj(encoder_states), self.d_v) for layer in self.layers
+        ]
+
+        self.length = 0  # steps taken
+        self.used = self.room = 0  # slots of the cache in use, and in all
+        self.keys: list[torch.Tensor] = [self._slots(0, self.d_k) for _ in self.layers]
+        self.values: list[torch.Tensor] = [self._slots(0, self.d_v) for _ in self.layers]
+        self.visible = torch.ones(
+            self.sentences, 1, 0, dtype=torch.bool, device=self.device
+        )  # (sentences, beams, slots)
+
+    def _slots(self, count: int, width: int) -> torch.Tensor:
+        return torch.empty(self.sentences * self.heads, count, width, dtype=self.dtype, device=self.device)
+
+    def _heads(self, states: torch.Tensor, width: int) -> torch.Tensor:
+        """`(sentences, length, heads * width)` as `(sentences * heads, length, width)`."""
+        states = states.unflatten(-1, (self.heads, width)).transpose(1, 2)
+        return states.reshape(-1, *states.shape[2:])
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the next position.
+
+        Args:
+            tokens (`torch.Tensor` of shape `(sentences, beams)`): The last token of every beam.
+
+        Returns:
+            `torch.Tensor` of shape `(sentences * beams, d_model)`.
+        """
+        beams = tokens.shape[1]
+        if self.used + beams > self.room:
+            self.compact(None, beams)
+        new = slice(self.used, self.used + beams)
+        self.used = new.stop
+        own = torch.eye(beams, dtype=torch.bool, device=self.device).expand(self.sentences, -1, -1)
+        self.visible = torch.cat((self.visible.expand(-1, beams, -1), own), dim=-1)
+        mask = self._mask(self.visible) if beams > 1 else None
+        source_mask = None
+        if self.source_mask is not None:
+            source_mask = self.source_mask[:, None].expand(-1, self.heads, -1).flatten(0, 1)[:, None]
+
+        position = torch.full((1, 1), self.length, device=self.device)
+        embedded = self.decoder.embed_tokens(tokens) * self.decoder.embed_scale
+        hidden = self.decoder.embed_positions(embedded, position).flatten(0, 1)  # (sentences * beams, d_model)
+        for index, layer in enumerate(self.layers):
+            hidden = self._layer(index, layer, hidden, new, mask, source_mask)
+        self.length += 1
+        return hidden
+
+    def _layer(self, index, layer, hidden, new: slice, mask, source_mask) -> torch.Tensor:
+        beams = new.stop - new.start
+        query, key, value = F.linear(hidden, layer.qkv_weight, layer.qkv_bias).split(
+            (self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v), dim=-1
+        )
+        self.keys[index][:, new] = self._heads(key.unflatten(0, (-1, beams)), self.d_k)
+        self.values[index][:, new] = self._heads(value.unflatten(0, (-1, beams)), self.d_v)
+        attended = self._attend(query, beams, self.keys[index][:, : new.stop], self.values[index][:, : new.stop], mask)
+        hidden = layer.norms[0](hidden, layer.self_attn.o_proj(attended))
+
+        query = layer.encoder_attn.q_proj(hidden)
+        attended = self._attend(query, beams, self.source_keys[index], self.source_values[index], source_mask)
+        hidden = layer.norms[1](hidden, layer.encoder_attn.o_proj(attended))
+        return layer.norms[2](hidden, layer.feed_forward(hidden))
+
+    def _attend(self, query, beams: int, keys, values, mask) -> torch.Tensor:
+        """Attention (section 3.2.1) of `query` `(sentences * beams, heads * d_k)`, whose last dimension becomes
+        `heads * d_v`."""
+        query = self._heads(query.unflatten(0, (-1, beams)), self.d_k)
+        if mask is None:
+            scores = torch.bmm(query, keys.transpose(1, 2)).mul_(self.scaling)
+        else:
+            scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self.scaling)
+        attended = torch.bmm(scores.softmax(-1), values)  # (sentences * heads, beams, d_v)
+        return attended.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
+        """What to add to the scores of all heads, `(sentences * heads, beams, slots)`."""
+        mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill_(~visible, self.hidden_value)
+        return mask[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)
+
+    def reorder(self, parents: torch.Tensor) -> None:
+        """Each beam goes on from another one: `parents` `(sentences, beams)`, which may be more beams than before."""
+        self.visible = self.visible.gather(1, parents[..., None].expand(-1, -1, self.used))
+
+    def compact(self, kept: torch.Tensor | None, beams: int) -> None:
+        """Keep some sentences, all if `None`, and of the cache what their beams see; make room for more steps."""
+        visible = self.visible if kept is None else self.visible[kept]
+        live = visible.any(1)  # (sentences, slots)
+        used = int(live.sum(1).max()) if live.numel() else 0
+        slots = live.int().argsort(dim=1, descending=True, stable=True)[:, :used]
+        rows = torch.arange(self.sentences, device=self.device) if kept is None else kept
+        rows = rows[:, None] * self.heads + torch.arange(self.heads, device=self.device)  # (sentences, heads)
+        self.sentences = len(visible)
+        self.visible = visible.gather(2, slots[:, None].expand(-1, visible.shape[1], -1))
+        self.used, self.room = used, used + self.ROOM * beams
+        taken = slots[:, None].expand(-1, self.heads, -1).flatten(0, 1)
+        for cache in (self.keys, self.values):
+            for index, old in enumerate(cache):
+                cache[index] = self._slots(self.room, old.shape[-1])
+                cache[index][:, :used] = old[rows.flatten()[:, None], taken]
+        if kept is None:
+            return
+        for cache in (self.source_keys, self.source_values):
+            for index, old in enumerate(cache):
+                cache[index] = old[rows.flatten()]
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask[kept]
+
+
+@dataclass
+class Hypotheses:
+    """What a beam search knows of each sentence; the first dimension of every tensor is the sentence.
+
+    A beam's history is its tokens and, for each but the first, the row of the library's batch they came from.
+    """
+
+    index: torch.Tensor  # (sentences,), of the sentence in the batch
+    limits: torch.Tensor  # (sentences,), greatest number of tokens
+    tokens: torch.Tensor  # (sentences, beams, length)
+    origins: torch.Tensor  # (sentences, beams, length - 1)
+    scores: torch.Tensor  # (sentences, beams), log probabilities
+    finished_tokens: torch.Tensor  # (sentences, beams, length)
+    finished_origins: torch.Tensor  # (sentences, beams, length - 1)
+    finished_scores: torch.Tensor  # (sentences, beams), divided by the length penalty
+    is_finished: torch.Tensor  # (sentences, beams)
+    improvable: torch.Tensor  # (sentences, 1), whether the search of the sentence goes on
+
+    def select(self, kept: torch.Tensor) -> "Hypotheses":
+        return Hypotheses(*(getattr(self, field.name)[kept] for field in fields(self)))
+
+
+NEVER = -1e9  # the library's log probability of what must not be chosen
+
+
+def start_hypotheses(start_tokens: torch.Tensor, limits: torch.Tensor, beams: int, fill: int) -> Hypotheses:
+    """Every beam at the start token `(sentences,)`; only the first counts, as they are all the same."""
+    sentences, device = len(start_tokens), start_tokens.device
+    scores = torch.full((sentences, beams), NEVER, device=device)
+    scores[:, 0] = 0
+    tokens = start_tokens[:, None, None].expand(-1, beams, -1)
+    origins = torch.empty(sentences, beams, 0, dtype=torch.int32, device=device)
+    return Hypotheses(
+        index=torch.arange(sentences, device=device),
+        limits=limits,
+        tokens=tokens,
+        origins=origins,
+        scores=scores,
+        finished_tokens=tokens,
+        finished_origins=origins,
+        finished_scores=torch.full_like(scores, NEVER),
+        is_finished=torch.zeros_like(scores, dtype=torch.bool),
+        improvable=torch.ones(sentences, 1, dtype=torch.bool, device=device),
+    )
+
+
+class BeamSearch:
+    """Beam search by the library's rules, sentence by sentence: the same hypotheses and scores as its own loop.
+
+    Args:
+        model (`VaswaniForConditionalGeneration`): Which rates and ends hypotheses, by the methods that the library's
+            loop calls too.
+        config (`GenerationConfig`): Number of beams, penalty, and when to stop.
+        processors (`LogitsProcessorList`): None that tells the rows of a batch apart.
+        fill (`int`): What follows the end of a sequence.
+    """
+
+    LEAVE = 0.8  # finished sentences leave when no more than this share of the batch goes on
+
+    def __init__(self, model: nn.Module, config, processors, fill: int):
+        self.model, self.config, self.processors, self.fill = model, config, processors, fill
+        self.beams, self.eos = config.num_beams, config._eos_token_tensor
+        self.candidates = max(2, 1 + len(self.eos)) * self.beams
+        self.in_beam = torch.arange(self.candidates, device=self.eos.device) < self.beams
+
+    @torch.no_grad()
+    def __call__(self, decoder: StepDecoder, start_tokens: torch.Tensor, limits: torch.Tensor, penalty):
+        """
+        Args:
+            decoder (`StepDecoder`): Of the sentences.
+            start_tokens (`torch.Tensor` of shape `(sentences,)`).
+            limits (`torch.Tensor` of shape `(sentences,)`): Tokens that each sentence may have.
+            penalty: Makes the `length_penalty` for some sentences from their `limits`.
+
+        Returns:
+            Sequences `(sentences * returned, length)`, scores `(sentences * returned,)` and beam indices
+            `(sentences * returned, length - 1)`.
+        """
+        state, ended = start_hypotheses(start_tokens, limits, self.beams, self.fill), []
+        while True:
+            state, hit_all = self._advance(state, decoder, penalty(state.limits))
+            full = state.is_finished.all(-1, keepdim=True) & (self.config.early_stopping is True)
+            state.improvable &= ~full & ~hit_all
+            going_on = int(state.improvable.sum())
+            if not going_on:
+                return self._collect([*ended, state], len(start_tokens))
+            if going_on <= self.LEAVE * len(state.index):
+                kept = state.improvable[:, 0].nonzero()[:, 0]
+                ended.append(state.select((~state.improvable[:, 0]).nonzero()[:, 0]))
+                state = state.select(kept)
+                decoder.compact(kept, self.beams)
+
+    def _advance(self, state: Hypotheses, decoder: StepDecoder, penalty) -> tuple[Hypotheses, torch.Tensor]:
+        """One token more. Also returns which sentences have no candidate that could go on, `(sentences, 1)`."""
+        length = state.tokens.shape[-1]
+        vocabulary = self.model.config.vocab_size
+        # At first all beams are the same; one is enough, if it has candidates for all.
+        rows = 1 if length == 1 and vocabulary >= self.candidates else self.beams
+        hidden = decoder.step(state.tokens[:, :rows, -1])
+        scores = self.model.lm_head(hidden).float().log_softmax(-1)
+        if self.processors:
+            scores = self.processors(state.tokens[:, :rows].flatten(0, 1), scores)
+        scores = scores.unflatten(0, (-1, rows)) + state.scores[:, :rows, None]
+        top, index = scores.flatten(1).topk(self.candidates)  # (sentences, candidates)
+        parents, token = index // vocabulary, index % vocabulary
+
+        origin = (parents + state.index[:, None] * self.beams)[..., None].int()
+        tokens = torch.cat((_gather(state.tokens, parents), token[..., None]), dim=-1)
+        origins = torch.cat((_gather(state.origins, parents), origin), dim=-1)
+        ends = torch.isin(token, self.eos) | (length >= state.limits)[:, None]
+
+        finished_tokens, state.finished_scores, finished_origins, state.is_finished = (
+            self.model._update_finished_beams(
+                sequences=F.pad(state.finished_tokens, (0, 1), value=self.fill),
+                topk_running_sequences=tokens,
+                beam_scores=state.finished_scores,
+                topk_log_probs=top,
+                beam_indices=F.pad(state.finished_origins, (0, 1), value=-1),
+                topk_running_beam_indices=origins,
+                is_early_stop_heuristic_unsatisfied=state.improvable,
+                is_sent_finished=state.is_finished,
+                next_token_hits_stopping_criteria=ends,
+                top_num_beam_mask=self.in_beam,
+                num_beams=self.beams,
+                cur_len=length,
+                decoder_prompt_len=1,
+                length_penalty=penalty,
+                early_stopping=self.config.early_stopping,
+            )
+        )
+        state.finished_tokens, state.finished_origins = finished_tokens, finished_origins
+
+        state.scores, best = (top + ends * NEVER).topk(self.beams)
+        state.tokens, state.origins = _gather(tokens, best), _gather(origins, best)
+        decoder.reorder(parents.gather(1, best))
+        state.improvable = self.model._check_early_stop_heuristic(
+            is_early_stop_heuristic_unsatisfied=state.improvable,
+            running_beam_scores=state.scores,
+            beam_scores=state.finished_scores,
+            is_sent_finished=state.is_finished,
+            cur_len=length + 1,
+            max_length=self.config.max_length,
+            decoder_prompt_len=1,
+            early_stopping=self.config.early_stopping,
+            length_penalty=penalty,
+        )
+        return state, ends.all(-1, keepdim=True)
+
+    def _collect(self, states: list[Hypotheses], sentences: int):
+        wanted = self.config.num_return_sequences
+        length = max(state.finished_tokens.shape[-1] for state in states)
+        order = torch.cat([state.index for state in states]).argsort()
+        results = []
+        for name, fill in (("finished_tokens", self.fill), ("finished_origins", -1)):
+            parts = [getattr(state, name)[:, :wanted] for state in states]
+            longest = length - (name == "finished_origins")
+            parts = [F.pad(part, (0, longest - part.shape[-1]), value=fill) for part in parts]
+            results.append(torch.cat(parts)[order].flatten(0, 1))
+        scores = torch.cat([state.finished_scores[:, :wanted] for state in states])[order].flatten()
+        written = int((results[1] >= 0).sum(-1).max())
+        return results[0][:, : 1 + written], scores, results[1][:, :written]
+
+
+def _gather(histories: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """`histories` `(sentences, beams, length)` of the `chosen` beams `(sentences, any)`."""
+    return histories.gather(1, chosen[..., None].expand(-1, -1, histories.shape[-1]))
+
+
+@torch.no_grad()
+def greedy_search(
+    model: nn.Module,
+    decoder: StepDecoder,
+    start_tokens: torch.Tensor,
+    limits,
+    eos: torch.Tensor,
+    processors,
+    fill: int,
+) -> torch.Tensor:
+    """The likeliest next token, again and again, as the library's loop does without sampling.
+
+    Args:
+        model, decoder, start_tokens, limits, processors, fill: As of [`BeamSearch`].
+        eos (`torch.Tensor` of shape `(ends,)`): Tokens that end a sentence.
+
+    Returns:
+        Sequences `(sentences, length)`.
+    """
+    tokens, rows = start_tokens[:, None], torch.arange(len(start_tokens), device=start_tokens.device)
+    sequences = tokens
+    while len(rows):
+        logits = model.lm_head(decoder.step(tokens[:, -1:])).float()
+        if processors:
+            logits = processors(tokens, logits)
+        tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=-1)
+        sequences = F.pad(sequences, (0, 1), value=fill)
+        sequences[rows, -1] = tokens[:, -1]
+        goes_on = ~torch.isin(tokens[:, -1], eos) & (tokens.shape[1] - 1 < limits)
+        if not goes_on.all():
+            kept = goes_on.nonzero()[:, 0]
+            rows, tokens, limits = rows[kept], tokens[kept], limits[kept]
+            decoder.compact(kept, beams=1)
+    return sequences
+
+
+__all__ = ["BeamSearch", "StepDecoder", "greedy_search"]

@@ -1,0 +1,182 @@
+"""The fast loops against the library's own."""
+
+import pytest
+import torch
+from test_generation_vaswani import EOS, PAD, batch_of, noisy_model
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import hf_vaswani.generation_vaswani as generation
+from hf_vaswani.decoding_vaswani import StepDecoder
+
+
+SEARCHES = [
+    {},
+    {"length_penalty_form": "gnmt", "length_penalty": 0.6},
+    {"length_penalty": 2.0, "early_stopping": True},
+    {"length_penalty": -1.0, "early_stopping": "never"},
+    {"length_penalty_form": "gnmt", "length_penalty": -0.4},
+    {"length_penalty": 1.3, "early_stopping": "never"},
+]
+LENGTHS = [{"max_extra_tokens": 3}, {"max_new_tokens": 12}, {"max_extra_tokens": 0}, {"max_length": 40}]
+PROCESSORS = [
+    {},
+    {"no_repeat_ngram_size": 2},
+    {"min_new_tokens": 4},
+    {"repetition_penalty": 1.5},
+    {"bad_words_ids": [[5], [6, 7]]},
+    {"suppress_tokens": [8, 9], "forced_bos_token_id": 4},
+    {"forced_eos_token_id": EOS, "remove_invalid_values": True},
+]
+
+
+def case(seed: int) -> tuple[torch.nn.Module, dict]:
+    """A random model, batch and way of generating."""
+    torch.manual_seed(seed)
+    model = noisy_model(seed)
+    if seed % 9 == 8:
+        model = model.double()
+    inputs = batch_of(torch.randint(1, 14, (int(torch.randint(1, 8, ())),)).tolist())
+    if seed % 5 == 4:
+        inputs.pop("attention_mask")
+    num_beams = (1, 2, 4, 5)[seed % 4]
+    options = {"num_beams": num_beams, **SEARCHES[seed % 6], **LENGTHS[seed // 2 % 4], **PROCESSORS[seed % 7]}
+    if num_beams > 1 and seed % 3 == 2:
+        options["num_return_sequences"] = 2
+    return model, {**inputs, **options}
+
+
+def compare(seed: int, monkeypatch) -> None:
+    model, options = case(seed)
+    steps = []
+    real = StepDecoder.step
+    monkeypatch.setattr(StepDecoder, "step", lambda self, tokens: steps.append(1) or real(self, tokens))
+    expected = model.generate(**options, fast_decoding=False)
+    assert not steps
+    found = model.generate(**options)
+    assert steps
+    assert found.tolist() == expected.tolist()
+    if options["num_beams"] > 1:
+        expected = model.generate(
+            **options, fast_decoding=False, return_dict_in_generate=True, output_scores=True
+        ).sequences_scores
+        found = model.generate(**options, return_dict_in_generate=True).sequences_scores
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(42))
+def test_the_fast_loops_give_what_the_library_gives(seed, monkeypatch):
+    compare(seed, monkeypatch)
+
+
+@pytest.mark.slow
+def test_the_fast_loops_give_what_the_library_gives_hundreds_of_times(monkeypatch):
+    for seed in range(42, 542):
+        with monkeypatch.context() as patch:
+            compare(seed, patch)
+
+
+def test_long_outputs_outgrow_the_cache_many_times():
+    model = noisy_model(3)
+    options = {**batch_of([3, 5, 2]), "num_beams": 4, "max_new_tokens": 120, "suppress_tokens": [EOS, PAD]}
+    assert model.generate(**options).tolist() == model.generate(**options, fast_decoding=False).tolist()
+
+
+@pytest.mark.parametrize("position_embedding", ["sinusoidal", "learned"])
+@torch.no_grad()
+def test_a_step_equals_the_decoder(position_embedding):
+    """Two beams that go on from one and the same, against the whole model on the whole prefix."""
+    model = noisy_model(5) if position_embedding == "sinusoidal" else _learned_model()
+    source = batch_of([5, 3])
+    states = model.get_encoder()(**source)[0]
+    decoder = StepDecoder(model.model, states, source["attention_mask"])
+    prefixes = torch.tensor([[[1]], [[1]]])
+    for parents, tokens in (
+        (None, None),
+        ([[0, 0], [0, 0]], [[4, 5], [6, 7]]),
+        ([[1, 0], [1, 1]], [[8, 9], [3, 4]]),
+        ([[1, 0], [0, 1]], [[5, 6], [9, 9]]),
+    ):
+        if parents is not None:
+            parents, tokens = torch.tensor(parents), torch.tensor(tokens)
+            decoder.reorder(parents)
+            history = prefixes.gather(1, parents[..., None].expand(-1, -1, prefixes.shape[-1]))
+            prefixes = torch.cat((history, tokens[..., None]), dim=-1)
+        beams = prefixes.shape[1]
+        repeated = {name: tensor.repeat_interleave(beams, 0) for name, tensor in source.items()}
+        expected = model.model(**repeated, decoder_input_ids=prefixes.flatten(0, 1)).last_hidden_state[:, -1]
+        torch.testing.assert_close(decoder.step(prefixes[..., -1]), expected, rtol=1e-5, atol=1e-5)
+
+
+def _learned_model():
+    from conftest import tiny_model
+
+    return tiny_model(position_embedding="learned", max_position_embeddings=9)
+
+
+class CountRows(LogitsProcessor):
+    def __init__(self):
+        self.rows = set()
+
+    def __call__(self, input_ids, scores):
+        self.rows.add(len(input_ids))
+        return scores
+
+
+def test_a_custom_processor_sees_the_whole_batch_at_every_step():
+    """It may tell rows apart by their place, so no row may leave."""
+    counter = CountRows()
+    noisy_model().generate(
+        **batch_of([9, 2, 4]), num_beams=2, max_extra_tokens=3, logits_processor=LogitsProcessorList([counter])
+    )
+    assert counter.rows == {6}
+
+
+def a_hook(model):
+    model.model.decoder.layers[0].register_forward_hook(lambda *_: None)
+    return {}
+
+
+def a_patched_forward(model):
+    model.lm_head.forward = lambda hidden: torch.nn.functional.linear(hidden, model.lm_head.weight)
+    return {}
+
+
+def another_module(model):
+    class Doubled(torch.nn.Linear):
+        def forward(self, hidden):
+            return 2 * super().forward(hidden)
+
+    model.model.decoder.layers[1].feed_forward.fc1 = Doubled(16, 24)
+    return {}
+
+
+def training_mode(model):
+    model.train()
+    return {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        a_hook,
+        a_patched_forward,
+        another_module,
+        training_mode,
+        lambda model: {"do_sample": True},
+        lambda model: {"output_attentions": True, "return_dict_in_generate": True},
+        lambda model: {"cache_implementation": "static"},
+        lambda model: {"use_cache": False},
+        lambda model: {"decoder_input_ids": torch.tensor([[1, 5], [1, 6]])},
+        lambda model: {"prefix_allowed_tokens_fn": lambda batch, tokens: [3, 4, EOS]},
+    ],
+)
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_what_the_fast_loops_do_not_know_goes_the_librarys_way(change, num_beams, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the fast loop was taken")
+
+    monkeypatch.setattr(generation, "StepDecoder", refuse)
+    model = noisy_model()
+    options = change(model)
+    outputs = model.generate(**batch_of([4, 3]), num_beams=num_beams, max_new_tokens=4, **options)
+    assert len(outputs if torch.is_tensor(outputs) else outputs.sequences) == 2
