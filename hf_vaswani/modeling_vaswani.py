@@ -636,6 +636,12 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
+    def save_pretrained(self, *args, **kwargs):
+        # Of a generation configuration with this mark, transformers loads no field that is not its own:
+        # length_penalty_form and max_extra_tokens would be lost.
+        self.generation_config._from_model_config = False
+        super().save_pretrained(*args, **kwargs)
+
     @can_return_tuple
     def forward(
         self,

@@ -168,6 +168,17 @@ def test_the_form_survives_saving_and_loading(tmp_path):
     assert torch.equal(noisy_model(2).generate(**inputs, generation_config=own_config), expected)
 
 
+def test_the_form_set_on_the_models_own_configuration_survives_too(tmp_path):
+    model, inputs = tiny_model(), batch_of([4, 6])
+    for name, value in {**PAPER, "max_extra_tokens": 5}.items():
+        setattr(model.generation_config, name, value)
+    expected = model.generate(**inputs)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert (loaded.generation_config.length_penalty_form, loaded.generation_config.max_extra_tokens) == ("gnmt", 5)
+    assert torch.equal(loaded.generate(**inputs), expected)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
