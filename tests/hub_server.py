@@ -30,7 +30,7 @@ LARGE_SIZE = 10_000_000  # bytes from which on a file is stored as a large one, 
 DATE = "2024-01-01T00:00:00.000Z"
 HANDLERS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 
-FaultKind = Literal["cut request", "cut response", "lose response", "short response", "rate limit"]
+FaultKind = Literal["cut request", "cut response", "reset response", "lose response", "short response", "rate limit"]
 
 
 class HubError(Exception):
@@ -142,9 +142,9 @@ class Fault:
 
     Args:
         kind (`FaultKind`): `"cut request"`: the connection is reset when half of the request's body is read, and
-            nothing is done. `"cut response"`: done, and reset in the middle of the answer's body. `"lose response"`:
-            done, and reset before the answer. `"short response"`: half of the body, as if it were all.
-            `"rate limit"`: nothing is done, status 429.
+            nothing is done. `"cut response"`: done, and ended in the middle of the answer's body; `"reset response"`:
+            the same with a reset. `"lose response"`: done, and reset before the answer. `"short response"`: half of
+            the body, as if it were all. `"rate limit"`: nothing is done, status 429.
         method (`str`): Of the requests that fit.
         path (`str`): A regular expression that the path of a request that fits contains.
         times (`int`): How many requests it still happens to.
@@ -222,6 +222,7 @@ class Hub:
         repositories (`dict[str, Repository]`): By `<user>/<name>`.
         objects (`dict[str, bytes]`): The storage: large files by sha256.
         requests (`list[Request]`): Everything that was asked, in order, faults included.
+        faults (`list[Fault]`): What was injected.
         failures (`list[Exception]`): Mistakes of this server itself; a test can assert that there are none.
         multipart_size (`int`, *optional*): Large files are uploaded in parts of so many bytes; otherwise in one.
     """
@@ -231,9 +232,9 @@ class Hub:
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.requests: list[Request] = []
+        self.faults: list[Fault] = []
         self.failures: list[Exception] = []
         self.multipart_size: int | None = None
-        self._faults: list[Fault] = []
         self._signatures: dict[str, str] = {}
         self._parts: dict[tuple[str, int], bytes] = {}
         self._lock = threading.RLock()
@@ -253,13 +254,13 @@ class Hub:
         """Make the next requests fail, as `Fault` says; its `times` tells later how many are still to come."""
         fault = Fault(kind, method, path, **options)
         with self._lock:
-            self._faults.append(fault)
+            self.faults.append(fault)
         return fault
 
     def take_fault(self, method: str, path: str) -> Fault | None:
         """The fault that happens to this request, if any."""
         with self._lock:
-            for fault in self._faults:
+            for fault in self.faults:
                 if fault.times > 0 and fault.method == method and re.search(fault.path, path):
                     fault.times -= 1
                     return fault
@@ -713,8 +714,10 @@ def _listen(hub: Hub, name: str, routes: list[Route]) -> ThreadingHTTPServer:
                 self.send_header(key, value if value.isascii() else quote(value))
             self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
-            if kind == "cut response":
+            if kind in ("cut response", "reset response"):
                 self.wfile.write(answer.body[: int(len(answer.body) * fault.after)])
+                if kind == "reset response":
+                    raise _ConnectionCut
                 # The client gets what was sent, and then the end of the connection.
                 self.connection.shutdown(socket.SHUT_RDWR)
                 self.close_connection = True
