@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import _http
 from safetensors.torch import load as load_tensors
+from test_trainer import make_trainer
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -38,7 +39,7 @@ from transformers import (
 from transformers.utils import hub as transformers_hub
 
 import hf_vaswani
-from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
 from training.train import GENERATION
 
 
@@ -85,6 +86,23 @@ def cache(hub, tmp_path, monkeypatch) -> Path:
     yield folder
     assert hub.failures == []
     assert [fault for fault in hub.faults if fault.times > 0] == [], "a fault did not happen"
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Everything that the libraries can be made to log."""
+    monkeypatch.setattr(constants, "HF_DEBUG", True)  # requests are logged as commands
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    loggers = [logging.getLogger(name) for name in ("", "huggingface_hub", "transformers", "httpx2", "httpcore2")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(handler)
+    yield written
+    for logger, level in zip(loggers, levels):
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @pytest.fixture
@@ -296,6 +314,30 @@ def test_the_stock_trainer_pushes_what_it_trained(hub, tokenizer, pairs, tmp_pat
     assert HfApi().model_info("alice/trained").tags[0] == "translation"
 
 
+def test_the_projects_trainer_pushes_what_it_trained(hub, tokenizer, pairs, tmp_path):
+    options = {"push_to_hub": True, "hub_model_id": "alice/ours", "hub_strategy": "end"}
+    trainer = make_trainer(tmp_path / "run", tokenizer, pairs[:40], max_steps=2, **options)
+    trainer.train()
+    trainer.push_to_hub()
+    files = contents(hub.repositories["alice/ours"].at("main"))
+    assert {*MODEL_FILES, *TOKENIZER_FILES, "training_args.bin"} <= files.keys()
+    pulled = AutoModelForSeq2SeqLM.from_pretrained("alice/ours")
+    assert_same(
+        behaviour(pulled, AutoTokenizer.from_pretrained("alice/ours")), behaviour(trainer.model.eval(), tokenizer)
+    )
+
+
+def test_a_pipeline_and_a_bare_model_are_pushed_with_their_code(hub, published, tokenizer):
+    translator = pipeline("translation", model=published.new, tokenizer=tokenizer)
+    translator.push_to_hub("alice/pipeline")
+    published.new.model.push_to_hub("alice/bare")
+    for name in ("alice/pipeline", "alice/bare"):
+        files = contents(hub.repositories[name].at("main"))
+        assert {each: files.get(each) for each in CODE} == code_of_the_package()
+    assert pipeline("translation", model="alice/pipeline")(SENTENCES) == translator(SENTENCES)
+    assert_same_weights(AutoModel.from_pretrained("alice/bare"), published.new.model)
+
+
 # The code that a repository carries
 
 
@@ -367,9 +409,15 @@ def test_what_a_model_of_carried_code_pushed_is_pulled_with_and_without_the_pack
     assert pipeline("translation", model="alice/again")(SENTENCES) == stranger["translations"]
 
 
-def test_with_the_package_the_carried_code_can_be_asked_for(published, tokenizer):
-    model = AutoModelForSeq2SeqLM.from_pretrained(published.name, trust_remote_code=True)
-    assert_same(behaviour(model, tokenizer), behaviour(published.new, tokenizer))
+def test_with_the_package_its_own_code_is_used_trusted_or_not(hub, published, tokenizer):
+    for trusted in (None, False, True):
+        translator = pipeline("translation", model=published.name, trust_remote_code=trusted)
+        assert type(translator) is VaswaniTranslationPipeline
+        assert type(translator.model) is VaswaniForConditionalGeneration
+        assert type(translator.model.config) is VaswaniConfig
+    assert_same_weights(translator.model, published.new)
+    asked = {request.path.split("/")[-1] for request in hub.requests}
+    assert "config.json" in asked and not asked & set(CODE)
 
 
 # Connections that break
@@ -523,51 +571,38 @@ def test_the_storage_never_gets_a_token(hub, published, tokenizer):
     assert ALICE in {request.token for request in hub.requests}
 
 
-def test_a_token_is_in_no_log_and_in_no_error(hub, published, tokenizer, waits, monkeypatch, capfd, tmp_path):
-    log = io.StringIO()
-    handler = logging.StreamHandler(log)
-    monkeypatch.setattr(constants, "HF_DEBUG", True)  # requests are logged as commands
-    for name in ("", "huggingface_hub", "transformers", "httpx2", "httpcore2"):
-        logger = logging.getLogger(name)
-        monkeypatch.setattr(logger, "level", logging.DEBUG)
-        monkeypatch.setattr(logger, "handlers", [*logger.handlers, handler])
-    logging.getLogger().manager._clear_cache()
-    api, errors = HfApi(), []
+def test_a_token_is_in_no_log_and_in_no_error(hub, published, tokenizer, waits, log, capfd, tmp_path):
+    model, api, errors = new_model(tokenizer, seed=25), HfApi(), []
 
     def fails(kind, action, *arguments, **options):
         with pytest.raises(kind) as error:
             action(*arguments, **options)
         errors.append("".join(traceback.format_exception(error.value)) + repr(error.value))
 
-    try:
-        model = new_model(tokenizer, seed=25)
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            model.push_to_hub("alice/quiet", token=ALICE, private=True)
-            model.push_to_hub("alice/quiet")
-            AutoModelForSeq2SeqLM.from_pretrained("alice/quiet", token=ALICE)
-            AutoModelForSeq2SeqLM.from_pretrained(published.name, revision="v1")
-            assert api.whoami(token=ALICE)["name"] == "alice"
-            fails(HfHubHTTPError, api.whoami, token=NOBODY)
-            other = {"cache_dir": tmp_path / "other"}
-            for options in ({"token": BOB, **other}, {"token": NOBODY, **other}, {"token": ALICE, "revision": "none"}):
-                fails(OSError, AutoModelForSeq2SeqLM.from_pretrained, "alice/quiet", **options)
-            fails(HfHubHTTPError, model.push_to_hub, "alice/quiet", token=BOB)
-            fails(HfHubHTTPError, model.push_to_hub, "alice/quiet", token=NOBODY)
-            hub.inject("cut request", "PUT", "^/lfs/", times=6)
-            fails(RuntimeError, new_model(tokenizer, seed=26).push_to_hub, "alice/quiet", token=ALICE)
-            hub.inject("cut request", "POST", "/commit/main$")
-            fails(httpx2.TransportError, new_model(tokenizer, seed=27).push_to_hub, "alice/quiet", token=ALICE)
-            hub.inject("rate limit", "POST", "/api/repos/create")
-            fails(HfHubHTTPError, model.push_to_hub, "alice/quiet", token=ALICE)
-    finally:
-        logging.getLogger().manager._clear_cache()
-    written = capfd.readouterr()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model.push_to_hub("alice/quiet", token=ALICE, private=True)
+        model.push_to_hub("alice/quiet")
+        AutoModelForSeq2SeqLM.from_pretrained("alice/quiet", token=ALICE)
+        AutoModelForSeq2SeqLM.from_pretrained(published.name, revision="v1")
+        assert api.whoami(token=ALICE)["name"] == "alice"
+        fails(HfHubHTTPError, api.whoami, token=NOBODY)
+        other = {"cache_dir": tmp_path / "other"}
+        for options in ({"token": BOB, **other}, {"token": NOBODY, **other}, {"token": ALICE, "revision": "none"}):
+            fails(OSError, AutoModelForSeq2SeqLM.from_pretrained, "alice/quiet", **options)
+        fails(HfHubHTTPError, model.push_to_hub, "alice/quiet", token=BOB)
+        fails(HfHubHTTPError, model.push_to_hub, "alice/quiet", token=NOBODY)
+        hub.inject("cut request", "PUT", "^/lfs/", times=6)
+        fails(RuntimeError, new_model(tokenizer, seed=26).push_to_hub, "alice/quiet", token=ALICE)
+        hub.inject("cut request", "POST", "/commit/main$")
+        fails(httpx2.TransportError, new_model(tokenizer, seed=27).push_to_hub, "alice/quiet", token=ALICE)
+        hub.inject("rate limit", "POST", "/api/repos/create")
+        fails(HfHubHTTPError, model.push_to_hub, "alice/quiet", token=ALICE)
     assert len(errors) == 9
     assert {ALICE, BOB, NOBODY} <= {request.token for request in hub.requests}
-    for loud in ("/api/repos/create", "curl -X POST", "<TOKEN>", "authenticated: True"):
+    for loud in ("/api/repos/create", "curl -X POST", "<TOKEN>", "authenticated: True", "send_request_headers"):
         assert loud in log.getvalue()
-    everything = [log.getvalue(), written.out, written.err, *errors, *(str(each.message) for each in warned)]
+    everything = [log.getvalue(), *capfd.readouterr(), *errors, *(str(each.message) for each in warned)]
     for token in (ALICE, BOB, NOBODY):
         assert not [text for text in everything if token in text]
 
