@@ -25,7 +25,7 @@ from transformers.modeling_outputs import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checkpoint_vaswani import VaswaniCheckpointMixin
@@ -323,6 +323,20 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
+        """The attention to use for what was asked for.
+
+        Raises:
+            ValueError: Flash attention, whose kernels have one width for keys and values, where those differ.
+        """
+        d_k, d_v = self.config.d_k, self.config.d_v
+        if is_flash_attention_requested(requested_attention_implementation=attn_implementation) and d_k != d_v:
+            raise ValueError(
+                f"{attn_implementation!r} needs keys and values of one width, but d_k is {d_k} and d_v is {d_v}: "
+                'choose attn_implementation="sdpa".'
+            )
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
