@@ -28,7 +28,6 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import VaswaniGenerationMixin
 
@@ -301,7 +300,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         return self.feed_forward_residual(hidden_states, self.feed_forward(hidden_states))
 
 
-class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
+class VaswaniPreTrainedModel(PreTrainedModel):
     """Loading, saving and initialisation, shared by all classes of the model.
 
     Initial values (the paper is silent; these are the released code's):
@@ -363,12 +362,9 @@ class VaswaniStack(VaswaniPreTrainedModel):
         self.gradient_checkpointing = False
 
     def init_parallel_plans(self) -> None:
-        """Of the configuration's plan, which names the stacks of the whole model, the part of this one."""
+        """The plan in the configuration is the whole model's; a stack adds none of its own."""
         super().init_parallel_plans()
-        stack = type(self).__name__.removeprefix("Vaswani").lower() + "."
-        self._tp_plan = {
-            name.removeprefix(stack): style for name, style in self._tp_plan.items() if name.startswith(stack)
-        }
+        self._tp_plan = {}
 
     def embed(self, input_ids, inputs_embeds, attention_mask, past_length=0) -> torch.Tensor:
         """`Dropout(√d_model · embedding + position)`, `(batch, length, d_model)`.
@@ -649,12 +645,6 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         self.model = VaswaniModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
-
-    def save_pretrained(self, *args, **kwargs):
-        # Of a generation configuration with this mark, transformers loads no field that is not its own:
-        # length_penalty_form and max_extra_tokens would be lost.
-        self.generation_config._from_model_config = False
-        super().save_pretrained(*args, **kwargs)
 
     @can_return_tuple
     def forward(
