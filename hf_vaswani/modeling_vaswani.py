@@ -702,8 +702,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
-        # An adapted or quantised projection is more than its weight: then the logits are needed for the loss.
-        skip_logits = skip_logits and type(self.lm_head) is nn.Linear
+        skip_logits = skip_logits and self._projection_is_its_weight()
         logits = None if skip_logits else self.lm_head(slice_logits_to_keep(hidden_states, logits_to_keep))
         loss = None
         if labels is not None:
@@ -718,6 +717,15 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
+        )
+
+    def _projection_is_its_weight(self) -> bool:
+        """Whether the logits are a product with a matrix that is at hand: not if the projection is adapted,
+        quantised, offloaded, or split over devices."""
+        return (
+            type(self.lm_head) is nn.Linear
+            and type(self.lm_head.weight) in (nn.Parameter, torch.Tensor)
+            and "forward" not in vars(self.lm_head)  # what offloads or splits a module replaces its forward
         )
 
     def _loss(self, hidden_states, logits, labels, num_items_in_batch) -> torch.Tensor:
