@@ -135,6 +135,19 @@ class VaswaniGenerationMixin(GenerationMixin):
         stopping_criteria.append(SourceLengthLimit(limits))
         return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
+    def _assisted_decoding(
+        self, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor=None, **kwargs
+    ):
+        # `generate()` passes `inputs_tensor` on only where it is a parameter of its own.
+        limits = _length_limits(input_ids, generation_config, kwargs)
+        stopping_criteria.append(SourceLengthLimit(limits))
+        # Several tokens may be accepted at once; only `max_length` keeps them from going past the limit.
+        generation_config = copy.copy(generation_config)
+        generation_config.max_length = 1 + max(limits.max().item(), input_ids.shape[1])
+        return super()._assisted_decoding(
+            input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor=inputs_tensor, **kwargs
+        )
+
     def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         limits = _length_limits(input_ids, generation_config, kwargs)
         if self._is_fast(input_ids, logits_processor, stopping_criteria, generation_config, kwargs):
