@@ -233,6 +233,17 @@ def test_search_that_looks_candidates_up_in_the_prompt_equals_greedy_search(taug
     assert output[0].tolist() == searched_by_hand(taught, row, steps=20)
 
 
+@pytest.mark.parametrize("extra", [0, 1, 2, 50])
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_assisted_search_ends_at_the_limit_of_its_own_source(taught, row, extra):
+    """Which is not that of the padded row."""
+    inputs = {name: value[row : row + 1] for name, value in INPUTS.items()}
+    limit = inputs["attention_mask"].sum().item() + extra
+    expected = LEARNED[row, LEARNED[row] != PAD].tolist()[:limit]
+    for assistance in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": taught_model(10)}):
+        assert taught.generate(**inputs, max_extra_tokens=extra, **assistance)[0, 1:].tolist() == expected
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -469,12 +480,15 @@ def test_a_compiled_forward_is_one_graph_for_all_shapes(taught, implementation, 
         assert len(graphs) == min(number + 1, 2)
 
 
-def test_a_compiled_training_step_computes_the_same_gradients(taught, fresh_compiler):
+@pytest.mark.parametrize("skip_logits", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_compiled_training_step_computes_the_same_gradients(taught, skip_logits, fresh_compiler):
     labels = LEARNED.masked_fill(LEARNED == PAD, -100)
     taught.train()
     expected = taught(**INPUTS, labels=labels).loss
     gradients = torch.autograd.grad(expected, list(taught.parameters()))
-    loss = torch.compile(taught, backend="aot_eager", fullgraph=True)(**INPUTS, labels=labels).loss
+    # The loss without logits is a loop over slices of the labels that count, which is no part of a graph.
+    compiled = torch.compile(taught, backend="aot_eager", fullgraph=not skip_logits)
+    loss = compiled(**INPUTS, labels=labels, skip_logits=skip_logits).loss
     close(loss, expected)
     for ours, theirs in zip(torch.autograd.grad(loss, list(taught.parameters())), gradients, strict=True):
         close(ours, theirs)
