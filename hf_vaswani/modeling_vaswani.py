@@ -28,6 +28,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import VaswaniGenerationMixin
 
@@ -300,7 +301,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         return self.feed_forward_residual(hidden_states, self.feed_forward(hidden_states))
 
 
-class VaswaniPreTrainedModel(PreTrainedModel):
+class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
     """Loading, saving and initialisation, shared by all classes of the model.
 
     Initial values (the paper is silent; these are the released code's):
@@ -645,6 +646,12 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         self.model = VaswaniModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+    def save_pretrained(self, *args, **kwargs):
+        # Of a generation configuration with this mark, transformers loads no field that is not its own:
+        # length_penalty_form and max_extra_tokens would be lost.
+        self.generation_config._from_model_config = False
+        super().save_pretrained(*args, **kwargs)
 
     @can_return_tuple
     def forward(
