@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from transformers.utils.hub import cached_file
 
+from .int8_vaswani import Int8Linear
+
 
 CHECKSUMS_NAME = "checksums.json"
 
@@ -49,7 +51,15 @@ class VaswaniCheckpointMixin:
     """`save_pretrained` and `from_pretrained` with checksums, and of safetensors only: no pickle is ever read."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, is_main_process: bool = True, **kwargs) -> None:
-        """As [`~transformers.PreTrainedModel.save_pretrained`]; adds `checksums.json`."""
+        """As [`~transformers.PreTrainedModel.save_pretrained`]; adds `checksums.json`.
+
+        Raises:
+            ValueError: The model's linear layers have become 8-bit ones.
+        """
+        if any(isinstance(module, Int8Linear) for module in self.modules()):
+            raise ValueError(
+                "An 8-bit model cannot be saved: save the one it was made from, and call to_int8() on it."
+            )
         if is_main_process:
             Path(save_directory, CHECKSUMS_NAME).unlink(missing_ok=True)  # of the weights that are replaced now
         super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)

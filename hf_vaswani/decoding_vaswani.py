@@ -7,21 +7,30 @@
 - Sentences that are finished leave the batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from .int8_vaswani import Int8Linear
+
+
+def joined(layers: list[nn.Module]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Linear layers as one, with their outputs one after the other."""
+    if isinstance(layers[0], Int8Linear):
+        return Int8Linear.joined(layers)
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    return lambda inputs: F.linear(inputs, weight, bias)
+
 
 class LayerWeights:
     """One decoder layer's weights, as a step needs them."""
 
     def __init__(self, layer: nn.Module):
-        projections = (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
-        self.qkv_weight = torch.cat([projection.weight for projection in projections])
-        has_bias = projections[0].bias is not None
-        self.qkv_bias = torch.cat([projection.bias for projection in projections]) if has_bias else None
+        self.qkv = joined([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj])
         self.self_attn, self.encoder_attn, self.feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
         self.norms = (layer.self_attn_residual, layer.encoder_attn_residual, layer.feed_forward_residual)
 
@@ -103,7 +112,7 @@ class StepDecoder:
 
     def _layer(self, index, layer, hidden, new: slice, mask, source_mask) -> torch.Tensor:
         beams = new.stop - new.start
-        query, key, value = F.linear(hidden, layer.qkv_weight, layer.qkv_bias).split(
+        query, key, value = layer.qkv(hidden).split(
             (self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v), dim=-1
         )
         self.keys[index][:, new] = self._heads(key.unflatten(0, (-1, beams)), self.d_k)

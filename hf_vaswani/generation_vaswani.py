@@ -256,7 +256,7 @@ def _is_plain(model: nn.Module) -> bool:
     """Whether the decoder's modules are those this package made: not quantised, adapted, hooked, split or wrapped."""
     if model.training or model.model.decoder.config._attn_implementation not in ("eager", "sdpa"):
         return False
-    own = type(model.model.decoder).__module__
+    own = type(model.model.decoder).__module__.removesuffix("modeling_vaswani")
     for module in (model.lm_head, *model.model.decoder.modules()):
         if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
             return False

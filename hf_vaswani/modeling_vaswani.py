@@ -31,6 +31,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .checkpoint_vaswani import VaswaniCheckpointMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import VaswaniGenerationMixin
+from .int8_vaswani import Int8Linear
 
 
 IGNORED_LABEL = -100  # of a position that has no target, as everywhere in PyTorch
@@ -337,6 +338,16 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
                 'choose attn_implementation="sdpa".'
             )
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def to_int8(self) -> "VaswaniPreTrainedModel":
+        """Replaces every linear layer by one of 8-bit integers, in place, for faster inference on a CPU. The rest of
+        the model becomes float32; it can then neither be trained nor saved."""
+        self.float().eval().requires_grad_(False)
+        for module in list(self.modules()):
+            for name, child in list(module.named_children()):
+                if type(child) is nn.Linear:
+                    setattr(module, name, Int8Linear(child.weight, child.bias))
+        return self
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

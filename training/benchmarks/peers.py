@@ -1,0 +1,159 @@
+"""The same weights in the models that people would use instead."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+
+from hf_vaswani import VaswaniForConditionalGeneration
+
+
+MARIAN_NAMES = {
+    "self_attn_residual.norm": "self_attn_layer_norm",
+    "encoder_attn_residual.norm": "encoder_attn_layer_norm",
+    "feed_forward_residual.norm": "final_layer_norm",
+    "feed_forward.": "",
+    "o_proj": "out_proj",
+}
+
+
+@torch.no_grad()
+def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) -> MarianMTModel:
+    """The same function as a MarianMT model.
+
+    Marian puts all sines before all cosines; the same permutation of every axis of width d_model makes up for it.
+
+    Args:
+        model (`VaswaniForConditionalGeneration`): With sinusoids, tied, and `d_k = d_v = d_model / num_heads`.
+        max_positions (`int`): Length of Marian's table of sinusoids.
+    """
+    config = model.config
+    marian = MarianMTModel(
+        MarianConfig(
+            vocab_size=config.vocab_size,
+            d_model=config.d_model,
+            encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers,
+            encoder_attention_heads=config.num_heads,
+            decoder_attention_heads=config.num_heads,
+            encoder_ffn_dim=config.d_ff,
+            decoder_ffn_dim=config.d_ff,
+            activation_function=config.activation_function,
+            scale_embedding=True,
+            dropout=config.dropout,
+            max_position_embeddings=max_positions,
+            pad_token_id=config.pad_token_id,
+            bos_token_id=config.bos_token_id,
+            eos_token_id=config.eos_token_id,
+            forced_eos_token_id=None,
+            decoder_start_token_id=config.decoder_start_token_id,
+        )
+    )
+    halves = torch.cat([torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)])
+    weights = {}
+    for name, weight in model.model.state_dict().items():
+        writes_features = name.endswith(
+            ("norm.weight", "norm.bias", "o_proj.weight", "o_proj.bias", "fc2.weight", "fc2.bias")
+        )
+        if writes_features:
+            weight = weight[halves]
+        elif weight.dim() == 2:  # reads features
+            weight = weight[:, halves]
+        for ours, theirs in MARIAN_NAMES.items():
+            name = name.replace(ours, theirs)
+        weights[name] = weight
+    if not config.attention_bias:
+        for name, weight in marian.model.state_dict().items():
+            if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias", "out_proj.bias")):
+                weights[name] = torch.zeros_like(weight)
+    missing, unexpected = marian.model.load_state_dict(weights, strict=False)
+    if unexpected or any("embed_positions" not in name for name in missing):
+        raise ValueError(f"MarianMT lacks {unexpected or missing}.")
+    for module in marian.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = config.layer_norm_eps
+    marian.generation_config.update(bad_words_ids=None, max_length=None)
+    return marian.to(model.dtype).eval()
+
+
+@torch.no_grad()
+def to_ctranslate2(
+    model: VaswaniForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    quantization: str,
+    max_positions: int = 512,
+) -> None:
+    """Writes the same model in CTranslate2's format.
+
+    Args:
+        model (`VaswaniForConditionalGeneration`): With `d_k = d_v = d_model / num_heads`.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokens become the vocabulary.
+        folder (`str`): Folder to write.
+        quantization (`str`): Type of the weights: float32, bfloat16, int8, ...
+        max_positions (`int`): Length of the table of positions.
+    """
+    from ctranslate2.converters.utils import fuse_linear
+    from ctranslate2.specs import TransformerSpec, common_spec
+
+    config = model.config
+    spec = TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers),
+        config.num_heads,
+        pre_norm=False,
+        activation=common_spec.Activation[config.activation_function.upper()],
+    )
+
+    def linear(module: nn.Linear) -> common_spec.LinearSpec:
+        result = common_spec.LinearSpec()
+        result.weight = module.weight.float().numpy()
+        if module.bias is not None:
+            result.bias = module.bias.float().numpy()
+        return result
+
+    def copy_linear(target, module: nn.Linear) -> None:
+        fuse_linear(target, [linear(module)])
+
+    def copy_norm(target, residual: nn.Module) -> None:
+        target.gamma, target.beta = residual.norm.weight.float().numpy(), residual.norm.bias.float().numpy()
+
+    def copy_attention(target, attention: nn.Module, is_self: bool) -> None:
+        query, key, value = (linear(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+        if is_self:
+            fuse_linear(target.linear[0], [query, key, value])
+        else:
+            fuse_linear(target.linear[0], [query])
+            fuse_linear(target.linear[1], [key, value])
+        copy_linear(target.linear[-1], attention.o_proj)
+
+    embedding = model.model.shared.weight.float().numpy()
+    zeros = torch.zeros(1, max_positions, config.d_model)
+    positions = model.model.encoder.embed_positions.float()(zeros, torch.arange(max_positions)[None])[0].numpy()
+    for target, stack in ((spec.encoder, model.model.encoder), (spec.decoder, model.model.decoder)):
+        target.scale_embeddings = stack.embed_scale
+        target.position_encodings.encodings = positions
+        for layer_spec, layer in zip(target.layer, stack.layers):
+            copy_attention(layer_spec.self_attention, layer.self_attn, is_self=True)
+            copy_norm(layer_spec.self_attention.layer_norm, layer.self_attn_residual)
+            copy_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
+            copy_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
+            copy_norm(layer_spec.ffn.layer_norm, layer.feed_forward_residual)
+            if stack is model.model.decoder:
+                copy_attention(layer_spec.attention, layer.encoder_attn, is_self=False)
+                copy_norm(layer_spec.attention.layer_norm, layer.encoder_attn_residual)
+    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = embedding
+    spec.decoder.projection.weight = embedding
+
+    tokens = tokenizer.convert_ids_to_tokens(list(range(config.vocab_size)))
+    spec.register_source_vocabulary(tokens)
+    spec.register_target_vocabulary(tokens)
+    spec.config.bos_token = tokenizer.bos_token
+    spec.config.eos_token = tokenizer.eos_token
+    spec.config.unk_token = tokenizer.pad_token  # there is none; CTranslate2 must have one
+    spec.config.decoder_start_token = tokenizer.convert_ids_to_tokens(config.decoder_start_token_id)
+    spec.config.layer_norm_epsilon = config.layer_norm_eps
+    spec.validate()
+    spec.optimize(quantization=None if quantization == "float32" else quantization)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    spec.save(str(folder))
