@@ -22,6 +22,8 @@ from .data import check_file, read_lines
 
 logger = logging.getLogger(__name__)
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+
 
 def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
     """Indices of `lengths` in batches of similar length, each of at most `budget` tokens with padding, longest first.
@@ -103,8 +105,12 @@ def translate_lines(
         yield from translate(model, tokenizer, chunk, **kwargs)
 
 
-def load_checkpoint(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_checkpoint(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model, in evaluation mode on the accelerator where there is one, and tokenizer of a folder or a Hub repository.
+
+    Args:
+        name (`str`): Folder or repository.
+        dtype (`str`): Type to compute with: one of `DTYPES`; "auto" is the one the weights have, "int8" is for a CPU.
 
     Raises:
         OSError: No such checkpoint.
@@ -112,11 +118,13 @@ def load_checkpoint(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     """
     import hf_vaswani  # noqa: F401, registers the model
 
-    model = AutoModelForSeq2SeqLM.from_pretrained(name)
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="float32" if dtype == "int8" else dtype)
     tokenizer = AutoTokenizer.from_pretrained(name)
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}.")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    if dtype == "int8":
+        model, device = model.to_int8(), "cpu"
     return model.eval().to(device), tokenizer
 
 
@@ -137,6 +145,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--window", type=positive, default=10_000, help="lines sorted by length at a time (%(default)s)"
     )
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
     parser.add_argument("--num-beams", type=positive, help="instead of the checkpoint's")
     parser.add_argument("--length-penalty", type=float, help="instead of the checkpoint's (the paper's α: 0.6)")
     args = parser.parse_args(argv)
@@ -145,7 +154,7 @@ def main(argv: list[str] | None = None) -> None:
         check_file(args.input)
     if args.output and not Path(args.output).parent.is_dir():
         parser.error(f"--output {args.output}: no such folder")
-    model, tokenizer = load_checkpoint(args.model)
+    model, tokenizer = load_checkpoint(args.model, args.dtype)
     options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
     options = {name: value for name, value in options.items() if value is not None}
     total = sum(1 for _ in read_lines(args.input)) if Path(args.input).is_file() else None

@@ -1,0 +1,258 @@
+"""Beam search of the same weights by this package, by MarianMT under transformers' `generate()`, and by CTranslate2.
+
+    python -m training.benchmarks.decoding --model RUN/average --sources test.en --references test.de
+
+Every system is a process of its own and searches with a beam of 4: this package as in the paper (section 6.1), the
+others by their own defaults. Each takes the fastest of several batch sizes, on sentences sorted by length. Repetitions
+are interleaved; medians are reported with the range. Only the search is timed, from token ids to token ids. The last
+line is one JSON object.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import sacrebleu
+import torch
+from transformers import AutoTokenizer
+
+import hf_vaswani  # noqa: F401, registers the model
+
+from ..data import read_lines
+from ..translate import load_checkpoint, token_batches
+
+
+SYSTEMS = [
+    "ours-float32",
+    "ours-bfloat16",
+    "ours-int8",
+    "marian-float32",
+    "marian-bfloat16",
+    "ctranslate2-float32",
+    "ctranslate2-bfloat16",
+    "ctranslate2-int8",
+]
+BEAMS, EXTRA_TOKENS = 4, 50
+MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_int_mm")
+
+Search = Callable[[list[list[int]]], list[list[int]]]
+
+
+def clean(sequence: list[int], special: set[int]) -> list[int]:
+    return [token for token in sequence if token not in special]
+
+
+def batched(search_batch: Callable, tokenizer, batches: Callable) -> Search:
+    """A search over all sentences from one over a batch of token tensors."""
+
+    def search(sentences: list[list[int]]) -> list[list[int]]:
+        outputs: list = [None] * len(sentences)
+        for batch in batches(sentences):
+            inputs = tokenizer.pad({"input_ids": [sentences[i] for i in batch]}, return_tensors="pt")
+            for index, output in zip(batch, search_batch(inputs).tolist()):
+                outputs[index] = clean(output, set(tokenizer.all_special_ids))
+        return outputs
+
+    return search
+
+
+def load_ours(dtype: str, checkpoint: str) -> dict[str, Search]:
+    model, tokenizer = load_checkpoint(checkpoint, dtype=dtype)
+    options = {"num_beams": BEAMS, "length_penalty_form": "gnmt", "length_penalty": 0.6}
+
+    def search_batch(inputs):
+        return model.generate(**inputs, **options, max_extra_tokens=EXTRA_TOKENS)
+
+    return {
+        f"{budget} tokens": batched(
+            search_batch, tokenizer, lambda s, budget=budget: token_batches([len(i) for i in s], budget)
+        )
+        for budget in (512, 1024, 2048, 4096)
+    }
+
+
+def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
+    from .peers import to_marian
+
+    model, tokenizer = load_checkpoint(checkpoint)
+    model = to_marian(model).to(getattr(torch, dtype))
+
+    def search_batch(inputs):
+        return model.generate(**inputs, num_beams=BEAMS, max_new_tokens=inputs["input_ids"].shape[1] + EXTRA_TOKENS)
+
+    def batches(sentences, size):
+        order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    return {
+        f"{size} sentences": batched(search_batch, tokenizer, lambda s, size=size: batches(s, size))
+        for size in (8, 16, 32, 64, 128)
+    }
+
+
+def load_ctranslate2(dtype: str, checkpoint: str) -> dict[str, Search]:
+    import ctranslate2
+
+    from .peers import to_ctranslate2
+
+    model, tokenizer = load_checkpoint(checkpoint)
+    threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        to_ctranslate2(model, tokenizer, folder, dtype)
+        translators = {
+            (inter, threads // inter): ctranslate2.Translator(
+                folder, compute_type=dtype, inter_threads=inter, intra_threads=threads // inter
+            )
+            for inter in {1, threads}
+        }
+    del model
+
+    def search(translator, size):
+        def run(sentences):
+            results = translator.translate_batch(
+                [tokenizer.convert_ids_to_tokens(sentence) for sentence in sentences],
+                beam_size=BEAMS,
+                max_batch_size=size,
+                max_decoding_length=EXTRA_TOKENS + max(map(len, sentences)),
+                max_input_length=0,
+            )
+            return [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+
+        return run
+
+    return {
+        f"{size} sentences, {inter} x {intra} threads": search(translator, size)
+        for (inter, intra), translator in translators.items()
+        for size in (16, 32, 64, 128)
+    }
+
+
+def matrix_product_share(search: Search, sentences: list[list[int]]) -> float:
+    """Share of the time that PyTorch spends in matrix products."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        search(sentences)
+    events = profile.key_averages()
+    products = sum(event.self_cpu_time_total for event in events if event.key in MATRIX_PRODUCTS)
+    return products / sum(event.self_cpu_time_total for event in events)
+
+
+def work(connection, system: str, checkpoint: str, threads: int, sentences: list[list[int]]) -> None:
+    """A system's process: says which batch size is best, then searches whenever it is told to."""
+    torch.set_num_threads(threads)
+    name, dtype = system.split("-")
+    try:
+        searches = {"ours": load_ours, "marian": load_marian, "ctranslate2": load_ctranslate2}[name](dtype, checkpoint)
+    except (ImportError, ValueError) as error:  # not installed, or a type that it does not have for this processor
+        connection.send({"skipped": str(error)})
+        return
+    sample = sentences[:: max(1, len(sentences) // 256)]
+    times = {}
+    for label, search in searches.items():
+        search(sample[:32])
+        start = time.perf_counter()
+        search(sample)
+        times[label] = time.perf_counter() - start
+    best = min(times, key=times.get)
+    connection.send({"batch": best})
+    while (command := connection.recv()) != "end":
+        start = time.perf_counter()
+        outputs = searches[best](sentences)
+        connection.send((time.perf_counter() - start, outputs if command == "outputs" else None))
+    share = None if name == "ctranslate2" else matrix_product_share(searches[best], sample)
+    connection.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, share))
+
+
+def run(args: argparse.Namespace) -> dict:
+    """All systems, interleaved."""
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    sources = list(read_lines(args.sources))[: args.sentences]
+    references = list(read_lines(args.references))[: args.sentences]
+    sentences = [tokenizer(source)["input_ids"] for source in sources]
+    context = multiprocessing.get_context("spawn")
+    workers: dict = {}
+    results: dict = {}
+    for system in args.systems:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(theirs, system, args.model, args.threads, sentences), daemon=True)
+        process.start()
+        answer = ours.recv()
+        print(f"{system}: {answer}", flush=True)
+        if "batch" in answer:
+            workers[system], results[system] = (process, ours), {"seconds": [], **answer}
+    for repetition in range(args.repeats):
+        for system, (_, connection) in workers.items():
+            connection.send("outputs" if repetition == 0 else "time")
+            seconds, outputs = connection.recv()
+            results[system]["seconds"].append(seconds)
+            if outputs is not None:
+                results[system]["tokens"] = sum(map(len, outputs)) + len(outputs)  # with the end
+                texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
+                bleu = sacrebleu.corpus_bleu(texts, [references], tokenize=args.bleu_tokenize, force=True)
+                results[system]["bleu"] = round(bleu.score, 2)
+    for system, (process, connection) in workers.items():
+        connection.send("end")
+        memory, share = connection.recv()
+        results[system] |= {"peak_memory_mb": round(memory / 2**20), "matrix_product_share": share}
+        process.join()
+        seconds = results[system]["seconds"]
+        median = statistics.median(seconds)
+        results[system]["sentences_per_second"] = round(len(sentences) / median, 1)
+        results[system]["range"] = [round(len(sentences) / s, 1) for s in (max(seconds), min(seconds))]
+        results[system]["tokens_per_second"] = round(results[system]["tokens"] / median)
+    return results
+
+
+def ratios(results: dict) -> dict:
+    """This package's sentences per second over a peer's, by type."""
+    rates = {system: result["sentences_per_second"] for system, result in results.items()}
+    found = {}
+    for peer in ("marian", "ctranslate2"):
+        pairs = {dtype: (f"ours-{dtype}", f"{peer}-{dtype}") for dtype in ("float32", "bfloat16", "int8")}
+        found[f"ratio_vs_{peer}"] = {
+            dtype: round(rates[ours] / rates[theirs], 2)
+            for dtype, (ours, theirs) in pairs.items()
+            if ours in rates and theirs in rates
+        }
+    for peer, name in (("marian-float32", "best_vs_marian_float32"), ("ctranslate2-", "best_vs_best_ctranslate2")):
+        ours = [rate for system, rate in rates.items() if system.startswith("ours")]
+        theirs = [rate for system, rate in rates.items() if system.startswith(peer)]
+        if ours and theirs:
+            found[name] = round(max(ours) / max(theirs), 2)
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m training.benchmarks.decoding`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="checkpoint folder; d_k = d_v = d_model / num_heads")
+    parser.add_argument("--sources", required=True, help="text file, a sentence a line, plain or .gz")
+    parser.add_argument("--references", required=True)
+    parser.add_argument("--bleu-tokenize", default="none", help="sacrebleu's tokeniser (%(default)s)")
+    parser.add_argument("--sentences", type=int, default=1000, help="how many to translate (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    args = parser.parse_args(argv)
+    for name in (args.sources, args.references):
+        if not Path(name).is_file():
+            parser.error(f"{name}: no such file")
+    results = run(args)
+    for system, result in results.items():
+        low, high = result["range"]
+        share = result["matrix_product_share"]
+        print(
+            f"{system:<21} {result['sentences_per_second']:>7} sentences/s ({low}-{high})  "
+            f"{result['tokens_per_second']:>6} tokens/s  {result['peak_memory_mb']:>5} MB  BLEU {result['bleu']}"
+            + ("" if share is None else f"  {share:.0%} in matrix products")
+        )
+    print(json.dumps({"threads": args.threads, "results": results, **ratios(results)}))
+
+
+if __name__ == "__main__":
+    main()
