@@ -44,7 +44,7 @@ class StepDecoder:
         encoder_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 0 on padding.
     """
 
-    ROOM = 16  # steps to make room for when the cache is full
+    ROOM = 8  # steps to make room for when the cache is full
 
     def __init__(self, model: nn.Module, encoder_states: torch.Tensor, encoder_mask: torch.Tensor | None):
         config, decoder = model.config, model.decoder
@@ -227,7 +227,7 @@ class BeamSearch:
         fill (`int`): What follows the end of a sequence.
     """
 
-    LEAVE = 0.8  # finished sentences leave when no more than this share of the batch goes on
+    LEAVE = 0.9  # finished sentences leave when no more than this share of the batch goes on
 
     def __init__(self, model: nn.Module, config, processors, fill: int):
         self.model, self.config, self.processors, self.fill = model, config, processors, fill

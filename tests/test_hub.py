@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import _http
 from safetensors.torch import load as load_tensors
+from test_checkpoint_vaswani import flip_a_bit
 from test_trainer import make_trainer
 from transformers import (
     AutoConfig,
@@ -40,12 +41,13 @@ from transformers.utils import hub as transformers_hub
 
 import hf_vaswani
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
+from training.cli import main as command_line
 from training.train import GENERATION
 
 
 ALICE, BOB, NOBODY = "hf_secretOfAlice", "hf_secretOfBob", "hf_secretOfNobody"
-CODE = ["configuration_vaswani.py", "generation_vaswani.py", "modeling_vaswani.py", "pipeline_vaswani.py"]
-MODEL_FILES = ["README.md", "config.json", "generation_config.json", "model.safetensors", *CODE]
+CODE = sorted(path.name for path in Path(hf_vaswani.__file__).parent.glob("*_vaswani.py"))
+MODEL_FILES = ["README.md", "checksums.json", "config.json", "generation_config.json", "model.safetensors", *CODE]
 GENERATES = {**GENERATION, "max_extra_tokens": 5}
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]
 
@@ -693,3 +695,78 @@ def test_the_server_refuses_content_that_is_not_what_it_is_called(hub):
         assert client.put(action["href"].split("?")[0], content=b"else").status_code == 403
         assert client.post(batch, json=wanted).status_code == 401
     assert "0" * 64 not in hub.objects
+
+
+# hf-vaswani publish
+
+
+@pytest.fixture
+def checkpoint(tokenizer, tmp_path) -> Path:
+    """A folder as a run leaves it, with things beside the model that are nobody's business."""
+    folder = tmp_path / "checkpoint"
+    new_model(tokenizer, seed=3).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for name in ("optimizer.pt", "training_args.bin", "notes.txt"):
+        (folder / name).write_text("private")
+    return folder
+
+
+def test_a_published_checkpoint_is_pulled_as_it_was(hub, checkpoint, capsys):
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/published", "--languages", "en", "de"]
+    assert command_line(words) == 0
+    commit = hub.repositories["alice/published"].at("main")
+    assert capsys.readouterr().out.strip().endswith(commit.id)
+    assert sorted(commit.files) == sorted([".gitattributes", *MODEL_FILES, *TOKENIZER_FILES])
+    card = huggingface_hub.ModelCard.load("alice/published")
+    assert (card.data.language, card.data.pipeline_tag) == (["en", "de"], "translation")
+    pulled = AutoModelForSeq2SeqLM.from_pretrained("alice/published")
+    local = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    torch.testing.assert_close(pulled.state_dict(), local.state_dict(), rtol=0, atol=0)
+
+    assert command_line(words) == 0  # again: nothing new, no commit
+    assert hub.repositories["alice/published"].at("main").id == commit.id
+
+
+def test_a_card_written_by_hand_survives_publishing(hub, checkpoint):
+    HfApi().create_repo("alice/by-hand")
+    written = b"---\nlicense: mit\n---\n\n# Mine\n"
+    HfApi().upload_file(path_or_fileobj=written, path_in_repo="README.md", repo_id="alice/by-hand")
+    assert command_line(["publish", "--checkpoint", str(checkpoint), "--repo", "alice/by-hand"]) == 0
+    assert hub.repositories["alice/by-hand"].at("main").files["README.md"].content == written
+
+
+def test_publishing_to_a_branch_leaves_main_alone(hub, checkpoint):
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/branched", "--revision", "next"]
+    assert command_line([*words, "--private"]) == 0
+    repository = hub.repositories["alice/branched"]
+    assert repository.private
+    assert "model.safetensors" in repository.at("next").files
+    assert "model.safetensors" not in repository.at("main").files
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda folder: (folder / "modeling_vaswani.py").unlink(), "has no modeling_vaswani.py"),
+        (lambda folder: (folder / "generation_config.json").unlink(), "has no generation_config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+        (lambda folder: flip_a_bit(folder / "model.safetensors", -100), "model.safetensors is damaged"),
+    ],
+)
+def test_a_broken_checkpoint_is_not_published(hub, checkpoint, broken, message, capsys):
+    broken(checkpoint)
+    assert command_line(["publish", "--checkpoint", str(checkpoint), "--repo", "alice/broken"]) == 1
+    assert message in capsys.readouterr().err
+    assert "alice/broken" not in hub.repositories
+
+
+def test_publishing_where_one_may_not_is_an_error(hub, checkpoint, capsys, monkeypatch):
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "bob/model"]
+    assert command_line(words) == 1
+    assert "403" in capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", NOBODY)
+    assert command_line(words) == 1
+    error = capsys.readouterr().err
+    assert "401" in error
+    assert NOBODY not in error
+    assert "bob/model" not in hub.repositories

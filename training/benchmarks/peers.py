@@ -18,6 +18,12 @@ MARIAN_NAMES = {
 }
 
 
+def position_table(model: VaswaniForConditionalGeneration, length: int) -> torch.Tensor:
+    """What the model adds at each position, `(length, d_model)`."""
+    zeros = torch.zeros(1, length, model.config.d_model)
+    return model.model.encoder.embed_positions(zeros, torch.arange(length)[None])[0].float()
+
+
 @torch.no_grad()
 def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) -> MarianMTModel:
     """The same function as a MarianMT model.
@@ -25,8 +31,8 @@ def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) 
     Marian puts all sines before all cosines; the same permutation of every axis of width d_model makes up for it.
 
     Args:
-        model (`VaswaniForConditionalGeneration`): With sinusoids, tied, and `d_k = d_v = d_model / num_heads`.
-        max_positions (`int`): Length of Marian's table of sinusoids.
+        model (`VaswaniForConditionalGeneration`): Tied, and with `d_k = d_v = d_model / num_heads`.
+        max_positions (`int`): Length of Marian's table of positions.
     """
     config = model.config
     marian = MarianMTModel(
@@ -63,13 +69,15 @@ def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) 
         for ours, theirs in MARIAN_NAMES.items():
             name = name.replace(ours, theirs)
         weights[name] = weight
+    for stack in ("encoder", "decoder"):
+        weights[f"{stack}.embed_positions.weight"] = position_table(model, max_positions)[:, halves]
     if not config.attention_bias:
         for name, weight in marian.model.state_dict().items():
             if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias", "out_proj.bias")):
                 weights[name] = torch.zeros_like(weight)
     missing, unexpected = marian.model.load_state_dict(weights, strict=False)
-    if unexpected or any("embed_positions" not in name for name in missing):
-        raise ValueError(f"MarianMT lacks {unexpected or missing}.")
+    if unexpected or missing:
+        raise ValueError(f"The weights do not fit MarianMT: {', '.join(unexpected + missing)}.")
     for module in marian.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = config.layer_norm_eps
@@ -128,8 +136,7 @@ def to_ctranslate2(
         copy_linear(target.linear[-1], attention.o_proj)
 
     embedding = model.model.shared.weight.float().numpy()
-    zeros = torch.zeros(1, max_positions, config.d_model)
-    positions = model.model.encoder.embed_positions.float()(zeros, torch.arange(max_positions)[None])[0].numpy()
+    positions = position_table(model, max_positions).numpy()
     for target, stack in ((spec.encoder, model.model.encoder), (spec.decoder, model.model.decoder)):
         target.scale_embeddings = stack.embed_scale
         target.position_encodings.encodings = positions
