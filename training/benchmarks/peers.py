@@ -18,10 +18,10 @@ MARIAN_NAMES = {
 }
 
 
-def position_table(model: VaswaniForConditionalGeneration, length: int) -> torch.Tensor:
-    """What the model adds at each position, `(length, d_model)`."""
-    zeros = torch.zeros(1, length, model.config.d_model)
-    return model.model.encoder.embed_positions(zeros, torch.arange(length)[None])[0].float()
+def position_table(stack: nn.Module, length: int) -> torch.Tensor:
+    """What the encoder or decoder adds at each position, `(length, d_model)`."""
+    zeros = torch.zeros(1, length, stack.config.d_model)
+    return stack.embed_positions(zeros, torch.arange(length)[None])[0].float()
 
 
 @torch.no_grad()
@@ -70,7 +70,8 @@ def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) 
             name = name.replace(ours, theirs)
         weights[name] = weight
     for stack in ("encoder", "decoder"):
-        weights[f"{stack}.embed_positions.weight"] = position_table(model, max_positions)[:, halves]
+        positions = position_table(model.model.get_submodule(stack), max_positions)
+        weights[f"{stack}.embed_positions.weight"] = positions[:, halves]
     if not config.attention_bias:
         for name, weight in marian.model.state_dict().items():
             if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias", "out_proj.bias")):
@@ -136,10 +137,9 @@ def to_ctranslate2(
         copy_linear(target.linear[-1], attention.o_proj)
 
     embedding = model.model.shared.weight.float().numpy()
-    positions = position_table(model, max_positions).numpy()
     for target, stack in ((spec.encoder, model.model.encoder), (spec.decoder, model.model.decoder)):
         target.scale_embeddings = stack.embed_scale
-        target.position_encodings.encodings = positions
+        target.position_encodings.encodings = position_table(stack, max_positions).numpy()
         for layer_spec, layer in zip(target.layer, stack.layers):
             copy_attention(layer_spec.self_attention, layer.self_attn, is_self=True)
             copy_norm(layer_spec.self_attention.layer_norm, layer.self_attn_residual)

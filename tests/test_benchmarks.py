@@ -1,0 +1,70 @@
+import json
+
+import pytest
+import torch
+from test_generation_vaswani import batch_of
+
+from tests.conftest import tiny_model
+from training.benchmarks import decoding
+from training.benchmarks.peers import to_ctranslate2, to_marian
+
+
+def strong_model(vocab_size: int, **overrides):
+    """With weights that make outputs differ from each other."""
+    model = tiny_model(vocab_size=vocab_size, d_k=8, d_v=8, **overrides)
+    torch.manual_seed(4)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "position" not in name:
+            torch.nn.init.normal_(parameter, std=0.3 if "shared" in name else 0.8)
+        elif parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.2)
+    return model
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"position_embedding": "learned", "max_position_embeddings": 64}, {"attention_bias": True}],
+)
+@torch.no_grad()
+def test_marian_with_our_weights_is_the_same_function(overrides):
+    model = strong_model(40, **overrides)
+    marian = to_marian(model, max_positions=64)
+    inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
+    torch.testing.assert_close(marian(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_ctranslate2_with_our_weights_translates_the_same(tokenizer, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    model = strong_model(len(tokenizer))
+    to_ctranslate2(model, tokenizer, tmp_path, "float32")
+    translator = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
+    sentences = [tokenizer(text)["input_ids"] for text in ("three dogs sleep", "a cat sees the two big horses")]
+    outputs = set()
+    for sentence in sentences:
+        result = translator.translate_batch(
+            [tokenizer.convert_ids_to_tokens(sentence)], beam_size=1, max_decoding_length=12
+        )
+        ours = model.generate(torch.tensor([sentence]), max_new_tokens=12)[0, 1:]
+        ours = [token for token in ours.tolist() if token not in (model.config.eos_token_id, 0)]
+        assert tokenizer.convert_tokens_to_ids(result[0].hypotheses[0]) == ours
+        outputs.add(tuple(ours))
+    assert len(outputs) == len(sentences)
+
+
+def test_the_decoding_benchmark_ends_with_its_figures(tokenizer, tmp_path, capfd):
+    strong_model(len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "source").write_text("three dogs sleep\na cat sees the horse\n")
+    (tmp_path / "target").write_text("drei Hunde schlafen\neine Katze sieht das Pferd\n")
+    decoding.main(
+        [
+            *("--model", str(tmp_path / "model"), "--sources", str(tmp_path / "source")),
+            *("--references", str(tmp_path / "target"), "--repeats", "1", "--threads", "1"),
+            *("--systems", "ours-int8", "ours-float32", "marian-float32"),
+        ]
+    )
+    figures = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+    assert set(figures["results"]) == {"ours-int8", "ours-float32", "marian-float32"}
+    rates = {system: result["sentences_per_second"] for system, result in figures["results"].items()}
+    assert figures["ratio_vs_marian"] == {"float32": round(rates["ours-float32"] / rates["marian-float32"], 2)}
+    assert all(result["peak_memory_mb"] > 0 and result["tokens"] > 2 for result in figures["results"].values())
