@@ -51,6 +51,7 @@ def test_ctranslate2_with_our_weights_translates_the_same(tokenizer, tmp_path):
     assert len(outputs) == len(sentences)
 
 
+@pytest.mark.slow
 def test_the_decoding_benchmark_ends_with_its_figures(tokenizer, tmp_path, capfd):
     strong_model(len(tokenizer)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
