@@ -1,4 +1,6 @@
 import io
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -104,6 +106,55 @@ def test_a_failed_translation_leaves_the_old_output(checkpoint, tmp_path, capsys
     assert main(["translate", "--model", str(checkpoint), "--input", str(source), "--output", str(output)]) == 1
     assert "in.en:2: byte 0xff" in capsys.readouterr().err
     assert output.read_text() == "precious"
+
+
+def test_an_interrupted_translation_goes_on_where_it_was(checkpoint, sentences, tmp_path, capsys):
+    source, output, whole = tmp_path / "in.en", tmp_path / "out.de", tmp_path / "whole.de"
+    source.write_text("".join(line + "\n" for line in sentences), encoding="utf-8")
+    words = ["translate", "--model", str(checkpoint), "--input", str(source), "--window", "4", "--output"]
+    assert main([*words, str(whole)]) == 0
+    expected = whole.read_text(encoding="utf-8")
+
+    # Killed after ten lines and a half.
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED_AFTER_TEN_LINES, *words, str(output)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.wait() == -signal.SIGKILL, process.stderr.read()
+    process.stderr.close()
+    assert not output.exists()
+    partial = tmp_path / "out.de.partial"
+    lines = partial.read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 11 and lines[-1] == "half a li"
+
+    assert main([*words, str(output)]) == 1
+    assert "out.de.partial holds an earlier run: pass --resume" in capsys.readouterr().err
+    assert main([*words, str(output), "--resume", "--num-beams", "3"]) == 1
+    assert "is of another run: options ({}, now {'num_beams': 3})" in capsys.readouterr().err
+    assert main([*words, str(output), "--resume"]) == 0
+    assert output.read_text(encoding="utf-8") == expected
+    assert {path.name for path in tmp_path.iterdir()} == {"in.en", "out.de", "whole.de"}
+    assert main([*words, str(output), "--resume"]) == 1
+    assert "there is no" in capsys.readouterr().err
+
+
+KILLED_AFTER_TEN_LINES = """
+import os, signal, sys
+from training import translate
+from training.cli import main
+
+write, written = translate.PartialOutput.write, []
+
+def write_ten(self, text):
+    if len(written) == 10:
+        self.file.write("half a li")
+        self.file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    written.append(text)
+    write(self, text)
+
+translate.PartialOutput.write = write_ten
+main(sys.argv[1:])
+"""
 
 
 @pytest.mark.parametrize("option", ["--window", "--batch-tokens", "--num-beams"])

@@ -2,7 +2,10 @@
 
 import argparse
 import contextlib
+import hashlib
+import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -128,6 +131,76 @@ def load_checkpoint(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, Pr
     return model.eval().to(device), tokenizer
 
 
+class PartialOutput:
+    """A file of translations that grows beside its final place, and can be gone on with after an interruption.
+
+    Args:
+        output (`str`): File to write. It appears when everything is translated; until then its lines are in
+            `output.partial`, and what they were made from in `output.partial.json`.
+        job (`dict`): What the translations depend on.
+        resume (`bool`): Go on with a partial file.
+
+    Attributes:
+        lines (`int`): Translations that are there already.
+
+    Raises:
+        FileExistsError: There is a partial file, and it is not to be gone on with.
+        FileNotFoundError: There is none to go on with.
+        ValueError: It was made from something else.
+    """
+
+    def __init__(self, output: str, job: dict, resume: bool):
+        self.output, self.partial, self.record = (
+            Path(output),
+            Path(f"{output}.partial"),
+            Path(f"{output}.partial.json"),
+        )
+        self.lines = 0
+        if resume:
+            self._check(job)
+            size = 0
+            with open(self.partial, "rb") as file:
+                for line in file:
+                    if line.endswith(b"\n"):  # the last one may be cut off
+                        self.lines, size = self.lines + 1, size + len(line)
+            os.truncate(self.partial, size)
+        elif self.partial.exists():
+            raise FileExistsError(
+                f"{self.partial} holds an earlier run: pass --resume to go on with it, or delete it to start anew."
+            )
+        else:
+            self.record.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
+
+    def _check(self, job: dict) -> None:
+        if not (self.partial.is_file() and self.record.is_file()):
+            raise FileNotFoundError(f"--resume: there is no {self.partial} to go on with.")
+        earlier = json.loads(self.record.read_text(encoding="utf-8"))
+        if changed := [
+            f"{name} ({earlier.get(name)!r}, now {job[name]!r})" for name in job if earlier.get(name) != job[name]
+        ]:
+            raise ValueError(f"--resume: {self.partial} is of another run: {', '.join(changed)}.")
+
+    def __enter__(self) -> "PartialOutput":
+        self.file = open(self.partial, "a", encoding="utf-8", newline="\n")
+        return self
+
+    def write(self, text: str) -> None:
+        self.file.write(text)
+
+    def __exit__(self, kind, *_) -> None:
+        self.file.close()
+        if kind is None:
+            self.partial.replace(self.output)
+            self.record.unlink()
+
+
+def fingerprint(file: str) -> str:
+    """Size and beginning of a file, which tell whether it is still the same."""
+    with open(file, "rb") as stream:
+        beginning = hashlib.sha256(stream.read(2**20)).hexdigest()
+    return f"{Path(file).stat().st_size} bytes, {beginning[:16]}"
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1, for argparse."""
     if int(text) < 1:
@@ -141,6 +214,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
     parser.add_argument("--input", default="-", help="text file, a sentence a line, plain or .gz (standard input)")
     parser.add_argument("--output", help="text file to write (standard output)")
+    parser.add_argument("--resume", action="store_true", help="go on with an --output that was interrupted")
     parser.add_argument("--batch-tokens", type=positive, default=4096, help="source tokens of a batch (%(default)s)")
     parser.add_argument(
         "--window", type=positive, default=10_000, help="lines sorted by length at a time (%(default)s)"
@@ -154,30 +228,35 @@ def main(argv: list[str] | None = None) -> None:
         check_file(args.input)
     if args.output and not Path(args.output).parent.is_dir():
         parser.error(f"--output {args.output}: no such folder")
-    model, tokenizer = load_checkpoint(args.model, args.dtype)
+    if args.resume and not (args.output and Path(args.input).is_file()):
+        parser.error("--resume needs an --input file and an --output file")
     options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
     options = {name: value for name, value in options.items() if value is not None}
-    total = sum(1 for _ in read_lines(args.input)) if Path(args.input).is_file() else None
-    with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(tqdm(total=total, unit=" sentences", desc="Translating"))
-        if args.output:
-            partial = Path(args.output + ".partial")
-            output = stack.enter_context(open(partial, "w", encoding="utf-8", newline="\n"))
-        else:
-            output = sys.stdout
-            output.reconfigure(encoding="utf-8", newline="\n")
+    output, total, done = sys.stdout, None, 0
+    if Path(args.input).is_file():
+        total = sum(1 for _ in read_lines(args.input))
+    if args.output:
+        job = {"model": args.model, "dtype": args.dtype, "options": options}
+        job |= {"input": args.input, "content": fingerprint(args.input) if total is not None else None}
+        output = PartialOutput(args.output, job, args.resume)
+        done = output.lines
+    else:
+        output.reconfigure(encoding="utf-8", newline="\n")
+    model, tokenizer = load_checkpoint(args.model, args.dtype)
+    with (
+        output if args.output else contextlib.nullcontext(),
+        tqdm(total=total, initial=done, unit=" sentences", desc="Translating") as progress,
+    ):
         for text in translate_lines(
             model,
             tokenizer,
-            read_lines(args.input),
+            islice(read_lines(args.input), done, None),
             args.window,
             batch_tokens=args.batch_tokens,
             progress=progress,
             **options,
         ):
             output.write(text.replace("\n", " ") + "\n")
-    if args.output:
-        partial.replace(args.output)
 
 
 if __name__ == "__main__":
