@@ -58,7 +58,7 @@ def main(repository: str, again: str, output: str) -> None:
                 attempt(**more)
             except ValueError as error:
                 seen["refusals"][name, how] = str(error)
-    seen["modules before"] = sorted(name for name in sys.modules if "vaswani" in name)
+    seen["modules before"] = sorted(name for name in sys.modules if name.endswith("_vaswani"))
 
     model = AutoModelForSeq2SeqLM.from_pretrained(repository, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(repository, trust_remote_code=True)

@@ -388,7 +388,7 @@ def test_without_the_package_no_code_runs_unless_it_is_trusted(stranger):
     assert stranger["refusals"].keys() == {(name, how) for name in asked for how in ("not said", "refused")}
     for message in stranger["refusals"].values():
         assert "alice/model" in message and "trust_remote_code=True" in message
-    assert stranger["modules before"] == []
+    assert stranger["modules before"] == []  # configuration_vaswani and the others
 
 
 def test_a_model_of_carried_code_saves_and_pushes_all_of_the_code(hub, stranger):

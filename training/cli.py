@@ -11,6 +11,7 @@ COMMANDS = {
     "average": "average checkpoints into one",
     "translate": "translate raw text",
     "score": "score translations",
+    "score-pairs": "log probabilities of given translations",
     "publish": "push a checkpoint to the Hub",
     "curves": "draw loss, BLEU and learning rate of a run",
     "demo-data": "generate the sentence pairs of the demo",
