@@ -178,14 +178,16 @@ class VaswaniConfig(PreTrainedConfig):
             self.d_k = self._default_head_width("d_k")
         if self.d_v is None:
             self.d_v = self._default_head_width("d_v")
-        kwargs["auto_map"] = dict(AUTO_MAP)
-        kwargs.pop("custom_pipelines", None)
-        if not self.pipelines_are_registered:
-            kwargs["custom_pipelines"] = deepcopy(CUSTOM_PIPELINES)
+        kwargs["auto_map"] = {**(kwargs.get("auto_map") or {}), **AUTO_MAP}
+        pipelines = {**(kwargs.pop("custom_pipelines", None) or {}), **deepcopy(CUSTOM_PIPELINES)}
+        if self.pipelines_are_registered:
+            pipelines = {task: pipeline for task, pipeline in pipelines.items() if task not in CUSTOM_PIPELINES}
+        kwargs["custom_pipelines"] = pipelines
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict:
-        return {**super().to_dict(), "custom_pipelines": CUSTOM_PIPELINES}
+        fields = super().to_dict()
+        return {**fields, "custom_pipelines": {**(fields.get("custom_pipelines") or {}), **CUSTOM_PIPELINES}}
 
     def _default_head_width(self, field: str) -> int:
         if self.num_heads < 1 or self.d_model % self.num_heads:

@@ -19,6 +19,8 @@ from .int8_vaswani import Int8Linear
 
 def joined(layers: list[nn.Module]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Linear layers as one, with their outputs one after the other."""
+    if len({(type(layer), layer.bias is None) for layer in layers}) > 1:
+        return lambda inputs: torch.cat([layer(inputs) for layer in layers], dim=-1)
     if isinstance(layers[0], Int8Linear):
         return Int8Linear.joined(layers)
     weight = torch.cat([layer.weight for layer in layers])
@@ -265,13 +267,14 @@ class BeamSearch:
     def _advance(self, state: Hypotheses, decoder: StepDecoder, penalty) -> tuple[Hypotheses, torch.Tensor]:
         """One token more. Also returns which sentences have no candidate that could go on, `(sentences, 1)`."""
         length = state.tokens.shape[-1]
-        vocabulary = self.model.config.vocab_size
         # At first all beams are the same; one is enough, if it has candidates for all.
-        rows = 1 if length == 1 and vocabulary >= self.candidates else self.beams
+        enough = self.model.lm_head.out_features >= self.candidates and not self.processors
+        rows = 1 if length == 1 and enough else self.beams
         hidden = decoder.step(state.tokens[:, :rows, -1])
         scores = self.model.lm_head(hidden).float().log_softmax(-1)
         if self.processors:
             scores = self.processors(state.tokens[:, :rows].flatten(0, 1), scores)
+        vocabulary = scores.shape[-1]
         scores = scores.unflatten(0, (-1, rows)) + state.scores[:, :rows, None]
         top, index = scores.flatten(1).topk(self.candidates)  # (sentences, candidates)
         parents, token = index // vocabulary, index % vocabulary

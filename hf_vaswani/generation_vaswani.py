@@ -9,7 +9,8 @@ in its `generation_config.json`, and both can be given to `generate()`:
 - `max_extra_tokens`: a translation has at most so many tokens more than its own source (the paper: 50). It applies
   where neither `max_length` nor `max_new_tokens` is given.
 
-Greedy and beam search take the loops of `decoding_vaswani.py`, which give what the library's own loops give, faster.
+Greedy and beam search take the loops of `decoding_vaswani.py`, which give what the library's own loops give, faster
+(up to rounding: in half precision two hypotheses of nearly the same score may change places).
 Whatever those do not know (sampling, scores of every step, streamers, other caches, custom processors, modified
 modules, ...) goes the library's way, and so does everything with `fast_decoding=False`.
 """
@@ -23,8 +24,11 @@ from transformers.generation import GenerationMixin
 from transformers.generation import logits_process as processors
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .decoding_vaswani import BeamSearch, StepDecoder, greedy_search
+from .int8_vaswani import Int8Linear
 
 
 LENGTH_PENALTY_FORMS = ("length", "gnmt")
@@ -43,7 +47,7 @@ ROW_WISE_PROCESSORS = {
     processors.SuppressTokensAtBeginLogitsProcessor,
     processors.SuppressTokensLogitsProcessor,
 }
-KNOWN_CRITERIA = {EosTokenCriteria, MaxLengthCriteria}
+PLAIN_MODULES = {Int8Linear, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList}
 # What `generate()` prepares for the model on an ordinary call.
 ORDINARY_INPUTS = {"attention_mask", "encoder_outputs", "logits_to_keep", "past_key_values", "use_cache"}
 
@@ -176,10 +180,10 @@ class VaswaniGenerationMixin(GenerationMixin):
             and config._pad_token_tensor is not None
             and given <= ORDINARY_INPUTS
             and input_ids.shape[1] == 1
-            and (mask is None or mask.dim() == 2)
-            and (cache is None or cache.get_seq_length() == 0)
+            and (mask is None or (mask.dim() == 2 and bool(mask.any(-1).all())))
+            and not getattr(cache, "_is_user_defined", False)
             and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor)
-            and all(type(criterion) in KNOWN_CRITERIA for criterion in stopping_criteria)
+            and all(_is_known_criterion(criterion, config) for criterion in stopping_criteria)
             and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(input_ids.device.type))
             and _is_plain(self)
         )
@@ -252,15 +256,33 @@ class VaswaniGenerationMixin(GenerationMixin):
         return is_early_stop_heuristic_unsatisfied & (best_possible > worst_wanted)[:, None]
 
 
+def _is_known_criterion(criterion: StoppingCriteria, config: GenerationConfig) -> bool:
+    """Whether a criterion says what the configuration says too; one's own may say something else."""
+    if type(criterion) is MaxLengthCriteria:
+        return criterion.max_length == config.max_length
+    if type(criterion) is EosTokenCriteria:
+        return set(criterion.eos_token_id.tolist()) == set(config._eos_token_tensor.tolist())
+    return False
+
+
 def _is_plain(model: nn.Module) -> bool:
-    """Whether the decoder's modules are those this package made: not quantised, adapted, hooked, split or wrapped."""
-    if model.training or model.model.decoder.config._attn_implementation not in ("eager", "sdpa"):
+    """Whether all that the library's loop would call is what this package made: not quantised, adapted, hooked, split,
+    wrapped, or of a class that was derived from it."""
+    attention = model.model.decoder.config._attn_implementation
+    if model.training or attention not in ("eager", "sdpa"):
         return False
-    own = type(model.model.decoder).__module__.removesuffix("modeling_vaswani")
-    for module in (model.lm_head, *model.model.decoder.modules()):
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+    if attention == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
+        return False
+    for name in ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation"):
+        if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
             return False
-        if not type(module).__module__.startswith((own, "torch.nn.modules.", "transformers.activations")):
+    own = __name__.removesuffix("generation_vaswani")
+    for module in (model, model.model, model.lm_head, *model.model.decoder.modules()):
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return False
+        source = type(module).__module__
+        is_activation = source in ("torch.nn.modules.activation", "transformers.activations")
+        if not (type(module) in PLAIN_MODULES or is_activation or source == own + "modeling_vaswani"):
             return False
         if any(type(parameter) is not nn.Parameter for parameter in module.parameters(recurse=False)):
             return False

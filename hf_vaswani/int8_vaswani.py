@@ -37,7 +37,13 @@ class Int8Linear(nn.Module):
         return joined
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """`(..., in_features)` to `(..., out_features)`."""
+        """`(..., in_features)` to `(..., out_features)`.
+
+        Raises:
+            RuntimeError: A gradient is asked for; whole numbers have none.
+        """
+        if inputs.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("8-bit layers are for inference: they have no gradients.")
         rows = inputs.reshape(-1, self.in_features).float()
         scale = rows.abs().amax(1, keepdim=True).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
         integers = (rows / scale).round_().to(torch.int8)

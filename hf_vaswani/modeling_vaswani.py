@@ -347,6 +347,8 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
             for name, child in list(module.named_children()):
                 if type(child) is nn.Linear:
                     setattr(module, name, Int8Linear(child.weight, child.bias))
+        self.config.tie_word_embeddings = False  # the projection has numbers of its own now
+        self.all_tied_weights_keys = self.get_expanded_tied_weights_keys(all_submodels=True)
         return self
 
     @torch.no_grad()
@@ -661,7 +663,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def save_pretrained(self, *args, **kwargs):
         # Of a generation configuration with this mark, transformers loads no field that is not its own:
         # length_penalty_form and max_extra_tokens would be lost.
-        self.generation_config._from_model_config = False
+        if self.generation_config is not None:
+            self.generation_config._from_model_config = False
         super().save_pretrained(*args, **kwargs)
 
     @can_return_tuple

@@ -8,7 +8,7 @@ from transformers import Pipeline
 class VaswaniTranslationPipeline(Pipeline):
     """Translates with a sequence-to-sequence model, as the pipeline of transformers 4 did.
 
-    Takes a sentence, a list of sentences, a data set or a generator. What to say to `generate()` may be given when
+    Takes a sentence, a list of sentences or a generator. What to say to `generate()` may be given when
     the pipeline is made or called.
 
     Example:
@@ -25,14 +25,16 @@ class VaswaniTranslationPipeline(Pipeline):
 
     BATCH_SIZE_OF_LISTS = 16
     SHOW_PROGRESS_FROM = 200  # sentences
+    MOST_PADDING = 128  # tokens that a vocabulary may be larger than its tokenizer, as `pad_to_multiple_of` makes it
 
     def __init__(self, *args, **kwargs):
         """
         Raises:
-            ValueError: The tokenizer is of another model: it has more tokens than the model's vocabulary.
+            ValueError: The tokenizer is of another model: the model's vocabulary has another size.
         """
         super().__init__(*args, **kwargs)
-        if self.tokenizer is not None and len(self.tokenizer) > self.model.config.vocab_size:
+        unused = self.model.config.vocab_size - len(self.tokenizer or [])
+        if self.tokenizer is not None and not 0 <= unused < self.MOST_PADDING:
             raise ValueError(
                 f"The tokenizer has {len(self.tokenizer)} tokens, the model's vocabulary "
                 f"{self.model.config.vocab_size}: they do not belong together."
@@ -41,10 +43,11 @@ class VaswaniTranslationPipeline(Pipeline):
     def __call__(self, inputs, batch_size: int | None = None, progress: bool | None = None, **kwargs):
         """
         Args:
-            inputs (`str`, `list[str]`, generator or data set of `str`): Raw text. Empty text gives empty text.
+            inputs (`str`, `list[str]`, generator or `KeyDataset`): Raw text. Empty text gives empty text.
             batch_size (`int`, *optional*): Sentences translated together; of a list, 16 of similar length.
             progress (`bool`, *optional*): Whether a list shows its progress; when not given, lists of 200 or more do.
             return_tensors (`bool`, *optional*): Return the tokens as `translation_token_ids` instead of text.
+            truncation (`bool`, *optional*): Cut what is longer than the tokenizer's `model_max_length`.
             clean_up_tokenization_spaces (`bool`, *optional*): For the tokenizer's `decode`.
             **kwargs: For `generate()`.
 
@@ -74,18 +77,21 @@ class VaswaniTranslationPipeline(Pipeline):
             results[index] = output
         return [result[0] if len(result) == 1 else result for result in results]
 
-    def _sanitize_parameters(self, return_tensors=None, clean_up_tokenization_spaces=None, **generate_kwargs):
+    def _sanitize_parameters(
+        self, return_tensors=None, clean_up_tokenization_spaces=None, truncation=None, **generate_kwargs
+    ):
+        preprocess = {} if truncation is None else {"truncation": truncation}
         postprocess = {
             "return_tensors": return_tensors,
             "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
         }
-        return {}, generate_kwargs, {name: value for name, value in postprocess.items() if value is not None}
+        return preprocess, generate_kwargs, {name: value for name, value in postprocess.items() if value is not None}
 
-    def preprocess(self, text: str) -> dict:
+    def preprocess(self, text: str, truncation: bool = False) -> dict:
         """The tokens of a sentence, `(1, source)`."""
         if not isinstance(text, str):
             raise TypeError(f"The text to translate must be a str, got {type(text).__name__}.")
-        encoded = self.tokenizer(text, return_tensors="pt")
+        encoded = self.tokenizer(text, return_tensors="pt", truncation=truncation)
         return {
             "input_ids": encoded["input_ids"],
             "attention_mask": encoded["attention_mask"],

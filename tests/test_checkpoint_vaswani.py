@@ -69,6 +69,15 @@ def test_saving_again_renews_the_checksums(folder):
     assert not report["missing_keys"] and not report["unexpected_keys"]
 
 
+def test_shards_replace_a_single_file(folder):
+    model = tiny_model()
+    torch.nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(folder, max_shard_size="4KB")
+    assert not AutoModelForSeq2SeqLM.from_pretrained(folder).lm_head.weight.any()
+    tiny_model().save_pretrained(folder)
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder).lm_head.weight.all()
+
+
 def test_no_pickle_is_read(folder):
     (folder / "model.safetensors").unlink()
     torch.save(tiny_model().state_dict(), folder / "pytorch_model.bin")
@@ -76,6 +85,37 @@ def test_no_pickle_is_read(folder):
         AutoModelForSeq2SeqLM.from_pretrained(folder)
     with pytest.raises(ValueError, match="safetensors files only"):
         VaswaniModel.from_pretrained(folder, use_safetensors=False)
+
+
+def test_an_index_cannot_smuggle_a_pickle_in(folder):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "w.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "w.bin")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(OSError, match=r"index\.json names w\.bin: .* safetensors files only"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_saving_something_else_beside_it_does_not_bless_damage(folder):
+    flip_a_bit(folder / "model.safetensors", -100)
+    tiny_model().save_pretrained(folder, variant="fp16")
+    assert (folder / "model.fp16.safetensors").is_file()
+    with pytest.raises(OSError, match=r"model\.safetensors is damaged"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"model.safetensors": {}}'])
+def test_broken_checksums_are_named(folder, content):
+    (folder / "checksums.json").write_text(content)
+    with pytest.raises(OSError, match=r"checksums\.json is damaged"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+def test_weights_that_were_never_saved_here_are_an_error(folder):
+    shutil.copy(folder / "model.safetensors", folder / "model.extra.safetensors")
+    with pytest.raises(OSError, match=r"model\.extra\.safetensors does not belong to the weights"):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,15 @@
 import pytest
 import torch
 from test_generation_vaswani import EOS, PAD, batch_of, noisy_model
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    EosTokenCriteria,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
 
 import hf_vaswani.generation_vaswani as generation
 from hf_vaswani.decoding_vaswani import StepDecoder
@@ -81,6 +89,25 @@ def test_long_outputs_outgrow_the_cache_many_times():
     assert model.generate(**options).tolist() == model.generate(**options, fast_decoding=False).tolist()
 
 
+def test_few_possible_tokens_give_what_the_library_gives():
+    options = {**batch_of([3, 2]), "num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 1}
+    for more in ({"forced_bos_token_id": 9}, {"suppress_tokens": list(range(3, 38))}):
+        found = noisy_model(7).generate(**options, **more)
+        assert found.tolist() == noisy_model(7).generate(**options, **more, fast_decoding=False).tolist()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("biased", [["v_proj"], ["q_proj", "v_proj"]])
+def test_a_bias_in_some_projections_counts(biased, num_beams):
+    model, options = noisy_model(8), {**batch_of([4, 3]), "num_beams": num_beams, "max_new_tokens": 6}
+    for name in biased:
+        projection = model.model.decoder.layers[0].self_attn.get_submodule(name)
+        projection.bias = torch.nn.Parameter(3 * torch.randn(projection.out_features))
+    expected = model.generate(**options, fast_decoding=False)
+    assert model.generate(**options).tolist() == expected.tolist()
+    assert expected.tolist() != noisy_model(8).generate(**options).tolist()
+
+
 @pytest.mark.parametrize("position_embedding", ["sinusoidal", "learned"])
 @torch.no_grad()
 def test_a_step_equals_the_decoder(position_embedding):
@@ -150,6 +177,30 @@ def another_module(model):
     return {}
 
 
+def a_subclass(model):
+    class Shifted(type(model)):
+        def forward(self, *args, **kwargs):
+            outputs = super().forward(*args, **kwargs)
+            outputs.logits[..., 7] += 100
+            return outputs
+
+    model.__class__ = Shifted
+    return {}
+
+
+def other_inputs(model):
+    prepare = model.prepare_inputs_for_generation
+    model.prepare_inputs_for_generation = lambda *args, **kwargs: prepare(*args, **kwargs)
+    return {}
+
+
+def other_attention(model):
+    model.model.decoder.layers[0].self_attn.q_proj = torch.nn.Sequential(
+        model.model.decoder.layers[0].self_attn.q_proj
+    )
+    return {}
+
+
 def training_mode(model):
     model.train()
     return {}
@@ -160,6 +211,15 @@ def training_mode(model):
     [
         a_hook,
         a_patched_forward,
+        a_subclass,
+        other_inputs,
+        other_attention,
+        lambda model: model.register_forward_hook(lambda *_: None) and {},
+        lambda model: model.model.register_forward_hook(lambda *_: None) and {},
+        lambda model: {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(3)])},
+        lambda model: {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(9)])},
+        lambda model: {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())},
+        lambda model: {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])},
         another_module,
         training_mode,
         lambda model: {"do_sample": True},
@@ -178,5 +238,5 @@ def test_what_the_fast_loops_do_not_know_goes_the_librarys_way(change, num_beams
     monkeypatch.setattr(generation, "StepDecoder", refuse)
     model = noisy_model()
     options = change(model)
-    outputs = model.generate(**batch_of([4, 3]), num_beams=num_beams, max_new_tokens=4, **options)
+    outputs = model.generate(**{**batch_of([4, 3]), "num_beams": num_beams, "max_new_tokens": 4, **options})
     assert len(outputs if torch.is_tensor(outputs) else outputs.sequences) == 2

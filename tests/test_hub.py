@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import _http
 from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from test_checkpoint_vaswani import flip_a_bit
 from test_trainer import make_trainer
 from transformers import (
@@ -727,6 +728,26 @@ def test_a_published_checkpoint_is_pulled_as_it_was(hub, checkpoint, capsys):
     assert hub.repositories["alice/published"].at("main").id == commit.id
 
 
+def test_nothing_of_an_earlier_model_stays_in_force(hub, checkpoint, tokenizer):
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/replaced"]
+    assert command_line(words) == 0
+    model = new_model(tokenizer, seed=9)
+    model.save_pretrained(checkpoint, max_shard_size="100KB")
+    (checkpoint / "old").mkdir()
+    (checkpoint / "old" / "model.safetensors").write_bytes(b"of nobody's business")
+    assert command_line(words) == 0
+    files = hub.repositories["alice/replaced"].at("main").files
+    assert "model.safetensors" not in files and "model.safetensors.index.json" in files
+    assert not [name for name in files if "/" in name]
+    assert_same_weights(AutoModelForSeq2SeqLM.from_pretrained("alice/replaced"), model)
+
+
+def remove_a_tensor(folder: Path) -> None:
+    tensors = load_tensors((folder / "model.safetensors").read_bytes())
+    tensors.pop("model.decoder.layers.0.feed_forward.fc1.weight")
+    (folder / "model.safetensors").write_bytes(save_tensors(tensors, {"format": "pt"}))
+
+
 def test_a_card_written_by_hand_survives_publishing(hub, checkpoint):
     HfApi().create_repo("alice/by-hand")
     written = b"---\nlicense: mit\n---\n\n# Mine\n"
@@ -748,7 +769,9 @@ def test_publishing_to_a_branch_leaves_main_alone(hub, checkpoint):
     ("broken", "message"),
     [
         (lambda folder: (folder / "modeling_vaswani.py").unlink(), "has no modeling_vaswani.py"),
+        (lambda folder: (folder / "int8_vaswani.py").unlink(), "has no int8_vaswani.py"),
         (lambda folder: (folder / "generation_config.json").unlink(), "has no generation_config.json"),
+        (remove_a_tensor, "the weights do not fit the model"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
         (lambda folder: flip_a_bit(folder / "model.safetensors", -100), "model.safetensors is damaged"),
     ],

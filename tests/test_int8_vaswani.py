@@ -55,6 +55,14 @@ def test_an_8_bit_model_generates_by_the_fast_loop_what_it_generates_by_the_libr
     assert fast[2, : len(alone)].tolist() == alone.tolist()
 
 
+def test_an_8_bit_model_has_no_gradients_and_no_tie():
+    model = noisy_model(3).to_int8()
+    model.tie_weights()
+    model.generate(**batch_of([3]), max_new_tokens=2)
+    with pytest.raises(RuntimeError, match="no gradients"):
+        Int8Linear(torch.randn(3, 4))(torch.randn(2, 4, requires_grad=True))
+
+
 def test_an_8_bit_model_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="8-bit model cannot be saved"):
         tiny_model().to_int8().save_pretrained(tmp_path)

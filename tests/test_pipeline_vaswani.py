@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,27 @@ def test_no_sentences_give_no_translations(checkpoint):
     assert pipeline("translation", model=str(checkpoint))([]) == []
 
 
+def test_long_text_is_cut_only_on_demand(checkpoint):
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, model_max_length=5)
+    translator = pipeline("translation", model=AutoModelForSeq2SeqLM.from_pretrained(checkpoint), tokenizer=tokenizer)
+    text = SENTENCES[3]
+    cut = tokenizer(text, truncation=True, return_tensors="pt")
+    assert cut["input_ids"].shape == (1, 5)
+    expected = tokenizer.decode(translator.model.generate(**cut)[0], skip_special_tokens=True)
+    assert translator(text, truncation=True) == [{"translation_text": expected}]
+    assert translator(text) == [{"translation_text": translate_one(checkpoint, text)[0]}] != translator("a")
+
+
+def test_a_pipeline_of_ones_own_is_saved_with_the_model(checkpoint, tmp_path):
+    model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
+    model.config.custom_pipelines = {"mine": {"impl": "mine.Mine", "pt": ["AutoModel"]}}
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())["custom_pipelines"]
+    assert set(saved) == {"mine", "translation"}
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert set(loaded.config.custom_pipelines) == {"mine"}  # the other one is registered
+
+
 def test_what_is_not_text_is_named(checkpoint):
     translator = pipeline("translation", model=str(checkpoint))
     with pytest.raises(TypeError, match=r"inputs\[1\] must be a str, got int"):
@@ -94,6 +116,11 @@ def test_what_is_not_text_is_named(checkpoint):
 def test_a_tokenizer_of_another_model_is_refused(checkpoint, tokenizer):
     with pytest.raises(ValueError, match=rf"tokenizer has {len(tokenizer)} tokens, the model's vocabulary 40"):
         pipeline("translation", model=tiny_model(), tokenizer=tokenizer)
+    larger = tiny_model(vocab_size=len(tokenizer) + 200)
+    with pytest.raises(ValueError, match=rf"tokenizer has {len(tokenizer)} tokens, the model's vocabulary"):
+        pipeline("translation", model=larger, tokenizer=tokenizer)
+    padded = tiny_model(vocab_size=-(-len(tokenizer) // 64) * 64)
+    assert len(pipeline("translation", model=padded, tokenizer=tokenizer)(["a"], max_new_tokens=2)) == 1
 
 
 # Runs where `hf_vaswani` cannot be imported: everything has to come from the checkpoint.

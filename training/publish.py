@@ -1,26 +1,29 @@
 """Push a checkpoint to the Hub: weights, tokenizer, the code they need, and a model card."""
 
 import argparse
-import json
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData
+
+import hf_vaswani
+from hf_vaswani import VaswaniForConditionalGeneration
 
 from .average import RECORD
 from .translate import load_checkpoint
 
 
 CARD = "README.md"
+WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
+CODE = sorted(path.name for path in Path(hf_vaswani.__file__).parent.glob("*_vaswani.py"))
 # What makes a checkpoint; not the optimiser's state and other pickles that the Trainer leaves beside it.
 FILES = [
     CARD,
     RECORD,
-    "*.safetensors",
-    "*_vaswani.py",
+    *WEIGHTS,
+    *CODE,
     "checksums.json",
     "config.json",
     "generation_config.json",
-    "model.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "trainer_state.json",
@@ -33,14 +36,15 @@ def check_checkpoint(folder: Path) -> None:
     Raises:
         FileNotFoundError: A file is missing that a stranger needs, such as the model's code.
         OSError: The weights are damaged.
-        ValueError: The tokenizer does not belong to the model.
+        ValueError: The tokenizer does not belong to the model, or the weights are not all there.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder.")
     load_checkpoint(str(folder))
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    needed = {reference.split(".")[0] + ".py" for reference in config.get("auto_map", {}).values()}
-    needed |= {"configuration_vaswani.py", "generation_config.json", "tokenizer.json"}
+    _, report = VaswaniForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
+    if wrong := {name: sorted(keys) for name, keys in report.items() if keys}:
+        raise ValueError(f"{folder}: the weights do not fit the model: {wrong}.")
+    needed = {*CODE, "checksums.json", "generation_config.json", "tokenizer.json"}
     if missing := sorted(name for name in needed if not (folder / name).is_file()):
         raise FileNotFoundError(f"{folder} has no {', '.join(missing)}: load the model and save it again.")
 
@@ -97,7 +101,13 @@ def publish(
     if not (Path(folder) / CARD).is_file() and not api.file_exists(repo_id, CARD, revision=revision):
         card(languages, license).push_to_hub(repo_id, revision=revision, commit_message="Add a model card")
     commit = api.upload_folder(
-        repo_id=repo_id, folder_path=folder, allow_patterns=FILES, commit_message=message, revision=revision
+        repo_id=repo_id,
+        folder_path=folder,
+        allow_patterns=FILES,
+        ignore_patterns="*/*",
+        delete_patterns=WEIGHTS,  # of an earlier model with other files; what is uploaded stays
+        commit_message=message,
+        revision=revision,
     )
     return commit.commit_url
 

@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hf_vaswani import VaswaniTranslationPipeline
+
 from .data import check_file, read_lines
 
 
@@ -117,13 +119,11 @@ def load_checkpoint(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, Pr
 
     Raises:
         OSError: No such checkpoint.
-        ValueError: The tokenizer has more tokens than the model.
+        ValueError: The tokenizer does not have as many tokens as the model, give or take some padding of the latter.
     """
-    import hf_vaswani  # noqa: F401, registers the model
-
     model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="float32" if dtype == "int8" else dtype)
     tokenizer = AutoTokenizer.from_pretrained(name)
-    if len(tokenizer) > model.config.vocab_size:
+    if not 0 <= model.config.vocab_size - len(tokenizer) < VaswaniTranslationPipeline.MOST_PADDING:
         raise ValueError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}.")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     if dtype == "int8":
