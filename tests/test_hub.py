@@ -732,7 +732,7 @@ def test_nothing_of_an_earlier_model_stays_in_force(hub, checkpoint, tokenizer):
     words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/replaced"]
     assert command_line(words) == 0
     model = new_model(tokenizer, seed=9)
-    model.save_pretrained(checkpoint, max_shard_size="100KB")
+    model.save_pretrained(checkpoint, max_shard_size="8KB")
     (checkpoint / "old").mkdir()
     (checkpoint / "old" / "model.safetensors").write_bytes(b"of nobody's business")
     assert command_line(words) == 0
