@@ -168,9 +168,9 @@ class VaswaniGenerationMixin(GenerationMixin):
 
     def _is_fast(self, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs) -> bool:
         """Whether all that is asked for is what `decoding_vaswani.py` does."""
-        config, others = generation_config, {**model_kwargs}
-        mask, cache = others.get("attention_mask"), others.get("past_key_values")
-        given = {name for name, value in others.items() if value is not None and value is not False}
+        config = generation_config
+        mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+        given = {name for name, value in model_kwargs.items() if value is not None and value is not False}
         return (
             config.fast_decoding
             and not (config.do_sample or config.output_scores or config.output_logits)

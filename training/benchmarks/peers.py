@@ -86,6 +86,36 @@ def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) 
     return marian.to(model.dtype).eval()
 
 
+def _linear(module: nn.Linear):
+    from ctranslate2.specs import common_spec
+
+    result = common_spec.LinearSpec()
+    result.weight = module.weight.float().numpy()
+    if module.bias is not None:
+        result.bias = module.bias.float().numpy()
+    return result
+
+
+def _copy_linear(target, *modules: nn.Linear) -> None:
+    """Several become one, with their outputs one after the other."""
+    from ctranslate2.converters.utils import fuse_linear
+
+    fuse_linear(target, [_linear(module) for module in modules])
+
+
+def _copy_norm(target, residual: nn.Module) -> None:
+    target.gamma, target.beta = residual.norm.weight.float().numpy(), residual.norm.bias.float().numpy()
+
+
+def _copy_attention(target, attention: nn.Module, is_self: bool) -> None:
+    if is_self:
+        _copy_linear(target.linear[0], attention.q_proj, attention.k_proj, attention.v_proj)
+    else:
+        _copy_linear(target.linear[0], attention.q_proj)
+        _copy_linear(target.linear[1], attention.k_proj, attention.v_proj)
+    _copy_linear(target.linear[-1], attention.o_proj)
+
+
 @torch.no_grad()
 def to_ctranslate2(
     model: VaswaniForConditionalGeneration,
@@ -103,7 +133,6 @@ def to_ctranslate2(
         quantization (`str`): Type of the weights: float32, bfloat16, int8, ...
         max_positions (`int`): Length of the table of positions.
     """
-    from ctranslate2.converters.utils import fuse_linear
     from ctranslate2.specs import TransformerSpec, common_spec
 
     config = model.config
@@ -114,41 +143,19 @@ def to_ctranslate2(
         activation=common_spec.Activation[config.activation_function.upper()],
     )
 
-    def linear(module: nn.Linear) -> common_spec.LinearSpec:
-        result = common_spec.LinearSpec()
-        result.weight = module.weight.float().numpy()
-        if module.bias is not None:
-            result.bias = module.bias.float().numpy()
-        return result
-
-    def copy_linear(target, module: nn.Linear) -> None:
-        fuse_linear(target, [linear(module)])
-
-    def copy_norm(target, residual: nn.Module) -> None:
-        target.gamma, target.beta = residual.norm.weight.float().numpy(), residual.norm.bias.float().numpy()
-
-    def copy_attention(target, attention: nn.Module, is_self: bool) -> None:
-        query, key, value = (linear(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
-        if is_self:
-            fuse_linear(target.linear[0], [query, key, value])
-        else:
-            fuse_linear(target.linear[0], [query])
-            fuse_linear(target.linear[1], [key, value])
-        copy_linear(target.linear[-1], attention.o_proj)
-
     embedding = model.model.shared.weight.float().numpy()
     for target, stack in ((spec.encoder, model.model.encoder), (spec.decoder, model.model.decoder)):
         target.scale_embeddings = stack.embed_scale
         target.position_encodings.encodings = position_table(stack, max_positions).numpy()
         for layer_spec, layer in zip(target.layer, stack.layers):
-            copy_attention(layer_spec.self_attention, layer.self_attn, is_self=True)
-            copy_norm(layer_spec.self_attention.layer_norm, layer.self_attn_residual)
-            copy_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
-            copy_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
-            copy_norm(layer_spec.ffn.layer_norm, layer.feed_forward_residual)
+            _copy_attention(layer_spec.self_attention, layer.self_attn, is_self=True)
+            _copy_norm(layer_spec.self_attention.layer_norm, layer.self_attn_residual)
+            _copy_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
+            _copy_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
+            _copy_norm(layer_spec.ffn.layer_norm, layer.feed_forward_residual)
             if stack is model.model.decoder:
-                copy_attention(layer_spec.attention, layer.encoder_attn, is_self=False)
-                copy_norm(layer_spec.attention.layer_norm, layer.encoder_attn_residual)
+                _copy_attention(layer_spec.attention, layer.encoder_attn, is_self=False)
+                _copy_norm(layer_spec.attention.layer_norm, layer.encoder_attn_residual)
     spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = embedding
     spec.decoder.projection.weight = embedding
 
