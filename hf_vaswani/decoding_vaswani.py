@@ -17,23 +17,58 @@ from torch.nn import functional as F
 from .int8_vaswani import Int8Linear
 
 
-def joined(layers: list[nn.Module]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Linear layers as one, with their outputs one after the other."""
+class PackedLinear:
+    """Linear layers as one, with their outputs one after the other, and weights laid out as the processor likes them.
+
+    On a CPU oneDNN else lays the weights out anew in every call, which for the few rows of a step takes as long as the
+    product.
+
+    Args:
+        *layers (`nn.Linear` or `Int8Linear`): All of one class, with a bias or all without.
+    """
+
+    def __init__(self, *layers: nn.Module):
+        self.weight = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
+        self.bias = layers[0].bias
+        if self.bias is not None and len(layers) > 1:
+            self.bias = torch.cat([layer.bias for layer in layers])
+        self.is_packed = (
+            self.weight.device.type == "cpu"
+            and self.weight.dtype in (torch.float32, torch.bfloat16)
+            and torch.backends.mkldnn.is_available()
+            and torch.backends.mkldnn.enabled
+        )
+        if self.is_packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), None)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """`(rows, in_features)` to `(rows, out_features)`."""
+        if self.is_packed:
+            return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
+        return F.linear(inputs, self.weight, self.bias)
+
+
+def packed(*layers: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Linear layers as one, with their outputs one after the other, as fast as may be."""
     if len({(type(layer), layer.bias is None) for layer in layers}) > 1:
-        return lambda inputs: torch.cat([layer(inputs) for layer in layers], dim=-1)
+        parts = [packed(layer) for layer in layers]
+        return lambda inputs: torch.cat([part(inputs) for part in parts], dim=-1)
     if isinstance(layers[0], Int8Linear):
         return Int8Linear.joined(layers)
-    weight = torch.cat([layer.weight for layer in layers])
-    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    return lambda inputs: F.linear(inputs, weight, bias)
+    return PackedLinear(*layers)
 
 
 class LayerWeights:
     """One decoder layer's weights, as a step needs them."""
 
     def __init__(self, layer: nn.Module):
-        self.qkv = joined([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj])
-        self.self_attn, self.encoder_attn, self.feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
+        attention, cross_attention, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
+        self.qkv = packed(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = packed(attention.o_proj)
+        self.cross_query, self.cross_output = packed(cross_attention.q_proj), packed(cross_attention.o_proj)
+        self.cross_keys_values = packed(cross_attention.k_proj, cross_attention.v_proj)
+        self.inner, self.outer = packed(feed_forward.fc1), packed(feed_forward.fc2)
+        self.activation = feed_forward.activation
         self.norms = (layer.self_attn_residual, layer.encoder_attn_residual, layer.feed_forward_residual)
 
 
@@ -41,19 +76,20 @@ class StepDecoder:
     """The decoder of a batch of sentences, each with the same number of beams.
 
     Args:
-        model (`VaswaniModel`): Whose decoder to run.
+        model (`VaswaniForConditionalGeneration`): Whose decoder to run.
         encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): The encoder's output.
         encoder_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 0 on padding.
     """
 
-    ROOM = 8  # steps to make room for when the cache is full
+    ROOM = 4  # steps to make room for when the cache is full
 
     def __init__(self, model: nn.Module, encoder_states: torch.Tensor, encoder_mask: torch.Tensor | None):
-        config, decoder = model.config, model.decoder
+        config, decoder = model.config, model.model.decoder
         self.heads, self.d_k, self.d_v = config.num_heads, config.d_k, config.d_v
         self.scaling = config.d_k**-0.5
         self.decoder = decoder
         self.layers = [LayerWeights(layer) for layer in decoder.layers]
+        self.head = packed(model.lm_head)
         self.sentences = len(encoder_states)
         self.dtype, self.device = encoder_states.dtype, encoder_states.device
         self.hidden_value = torch.finfo(self.dtype).min
@@ -62,10 +98,13 @@ class StepDecoder:
         if encoder_mask is not None and not encoder_mask.all():
             self.source_mask = torch.zeros_like(encoder_mask, dtype=self.dtype)
             self.source_mask.masked_fill_(encoder_mask == 0, self.hidden_value)
-        self.source_keys = [self._heads(layer.encoder_attn.k_proj(encoder_states), self.d_k) for layer in self.layers]
-        self.source_values = [
-            self._heads(layer.encoder_attn.v_proj(encoder_states), self.d_v) for layer in self.layers
-        ]
+        self.source_keys, self.source_values = [], []
+        for layer in self.layers:
+            keys, values = layer.cross_keys_values(encoder_states).split(
+                (self.heads * self.d_k, self.heads * self.d_v), dim=-1
+            )
+            self.source_keys.append(self._heads(keys, self.d_k))
+            self.source_values.append(self._heads(values, self.d_v))
 
         self.length = 0  # steps taken
         self.used = self.room = 0  # slots of the cache in use, and in all
@@ -82,6 +121,10 @@ class StepDecoder:
         """`(sentences, length, heads * width)` as `(sentences * heads, length, width)`."""
         states = states.unflatten(-1, (self.heads, width)).transpose(1, 2)
         return states.reshape(-1, *states.shape[2:])
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token, `(sentences * beams, vocab_size)`, in 32 bits; `tokens` as of [`step`]."""
+        return self.head(self.step(tokens)).float()
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Hidden states of the next position.
@@ -120,12 +163,12 @@ class StepDecoder:
         self.keys[index][:, new] = self._heads(key.unflatten(0, (-1, beams)), self.d_k)
         self.values[index][:, new] = self._heads(value.unflatten(0, (-1, beams)), self.d_v)
         attended = self._attend(query, beams, self.keys[index][:, : new.stop], self.values[index][:, : new.stop], mask)
-        hidden = layer.norms[0](hidden, layer.self_attn.o_proj(attended))
+        hidden = layer.norms[0](hidden, layer.output(attended))
 
-        query = layer.encoder_attn.q_proj(hidden)
+        query = layer.cross_query(hidden)
         attended = self._attend(query, beams, self.source_keys[index], self.source_values[index], source_mask)
-        hidden = layer.norms[1](hidden, layer.encoder_attn.o_proj(attended))
-        return layer.norms[2](hidden, layer.feed_forward(hidden))
+        hidden = layer.norms[1](hidden, layer.cross_output(attended))
+        return layer.norms[2](hidden, layer.outer(layer.activation(layer.inner(hidden))))
 
     def _attend(self, query, beams: int, keys, values, mask) -> torch.Tensor:
         """Attention (section 3.2.1) of `query` `(sentences * beams, heads * d_k)`, whose last dimension becomes
@@ -154,20 +197,22 @@ class StepDecoder:
         used = int(live.sum(1).max()) if live.numel() else 0
         slots = live.int().argsort(dim=1, descending=True, stable=True)[:, :used]
         rows = torch.arange(self.sentences, device=self.device) if kept is None else kept
-        rows = rows[:, None] * self.heads + torch.arange(self.heads, device=self.device)  # (sentences, heads)
-        self.sentences = len(visible)
+        rows = (rows[:, None] * self.heads + torch.arange(self.heads, device=self.device)).flatten()
         self.visible = visible.gather(2, slots[:, None].expand(-1, visible.shape[1], -1))
-        self.used, self.room = used, used + self.ROOM * beams
-        taken = slots[:, None].expand(-1, self.heads, -1).flatten(0, 1)
+        # Whole rows of memory are copied at once, the slots to come among them, whatever they hold.
+        taken = F.pad(slots, (0, self.ROOM * beams)).repeat_interleave(self.heads, 0) + rows[:, None] * self.room
+        self.sentences, self.used, self.room = len(visible), used, taken.shape[1]
         for cache in (self.keys, self.values):
             for index, old in enumerate(cache):
-                cache[index] = self._slots(self.room, old.shape[-1])
-                cache[index][:, :used] = old[rows.flatten()[:, None], taken]
+                if old.shape[1]:
+                    cache[index] = old.flatten(0, 1).index_select(0, taken.flatten()).unflatten(0, taken.shape)
+                else:
+                    cache[index] = self._slots(self.room, old.shape[-1])
         if kept is None:
             return
         for cache in (self.source_keys, self.source_values):
             for index, old in enumerate(cache):
-                cache[index] = old[rows.flatten()]
+                cache[index] = old.index_select(0, rows)
         if self.source_mask is not None:
             self.source_mask = self.source_mask[kept]
 
@@ -229,7 +274,7 @@ class BeamSearch:
         fill (`int`): What follows the end of a sequence.
     """
 
-    LEAVE = 0.9  # finished sentences leave when no more than this share of the batch goes on
+    LEAVE = 0.95  # finished sentences leave when no more than this share of the batch goes on
 
     def __init__(self, model: nn.Module, config, processors, fill: int):
         self.model, self.config, self.processors, self.fill = model, config, processors, fill
@@ -270,12 +315,11 @@ class BeamSearch:
         # At first all beams are the same; one is enough, if it has candidates for all.
         enough = self.model.lm_head.out_features >= self.candidates and not self.processors
         rows = 1 if length == 1 and enough else self.beams
-        hidden = decoder.step(state.tokens[:, :rows, -1])
-        scores = self.model.lm_head(hidden).float().log_softmax(-1)
+        scores = decoder.logits(state.tokens[:, :rows, -1]).log_softmax(-1)
         if self.processors:
             scores = self.processors(state.tokens[:, :rows].flatten(0, 1), scores)
         vocabulary = scores.shape[-1]
-        scores = scores.unflatten(0, (-1, rows)) + state.scores[:, :rows, None]
+        scores = scores.unflatten(0, (-1, rows)).add_(state.scores[:, :rows, None])
         top, index = scores.flatten(1).topk(self.candidates)  # (sentences, candidates)
         parents, token = index // vocabulary, index % vocabulary
 
@@ -363,7 +407,7 @@ def greedy_search(
     tokens, rows = start_tokens[:, None], torch.arange(len(start_tokens), device=start_tokens.device)
     sequences = tokens
     while len(rows):
-        logits = model.lm_head(decoder.step(tokens[:, -1:])).float()
+        logits = decoder.logits(tokens[:, -1:])
         if processors:
             logits = processors(tokens, logits)
         tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=-1)

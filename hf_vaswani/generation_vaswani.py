@@ -133,7 +133,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         if not generation_config.return_dict_in_generate and self._is_fast(
             input_ids, logits_processor, stopping_criteria, generation_config, kwargs
         ):
-            decoder = StepDecoder(self.model, kwargs["encoder_outputs"][0], kwargs.get("attention_mask"))
+            decoder = StepDecoder(self, kwargs["encoder_outputs"][0], kwargs.get("attention_mask"))
             eos, pad = generation_config._eos_token_tensor, int(generation_config._pad_token_tensor)
             return greedy_search(self, decoder, input_ids[:, 0], limits, eos, logits_processor, pad)
         stopping_criteria.append(SourceLengthLimit(limits))
@@ -193,7 +193,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         mask = model_kwargs.get("attention_mask")
         # `generate()` repeats every sentence for each of its beams.
         states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
-        decoder = StepDecoder(self.model, states, mask)
+        decoder = StepDecoder(self, states, mask)
         # The library's choice: an id of 0 is taken for none.
         fill = int(generation_config._pad_token_tensor or generation_config._eos_token_tensor[0])
 

@@ -115,7 +115,7 @@ def test_a_step_equals_the_decoder(position_embedding):
     model = noisy_model(5) if position_embedding == "sinusoidal" else _learned_model()
     source = batch_of([5, 3])
     states = model.get_encoder()(**source)[0]
-    decoder = StepDecoder(model.model, states, source["attention_mask"])
+    decoder = StepDecoder(model, states, source["attention_mask"])
     prefixes = torch.tensor([[[1]], [[1]]])
     for parents, tokens in (
         (None, None),
