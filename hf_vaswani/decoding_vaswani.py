@@ -5,8 +5,10 @@
 - The cache is not reordered when beams change places. All beams of a sentence write into the same slots, and a mask
   says which slots are a beam's own past. Slots that no beam sees any more are dropped from time to time.
 - Sentences that are finished leave the batch.
+- On a CPU, weights are laid out once for all steps.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -56,6 +58,17 @@ def packed(*layers: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     if isinstance(layers[0], Int8Linear):
         return Int8Linear.joined(layers)
     return PackedLinear(*layers)
+
+
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Softmax over the last dimension, which is computed in 32 bits.
+
+    On a CPU torch takes many times as long for fewer numbers than fit into a register, 16, as for 16.
+    """
+    wide, length = scores.float(), scores.shape[-1]
+    if length < 16 and scores.device.type == "cpu":
+        wide = F.pad(wide, (0, 16 - length), value=-torch.inf)
+    return wide.softmax(-1)[..., :length].to(scores.dtype)
 
 
 class LayerWeights:
@@ -178,7 +191,7 @@ class StepDecoder:
             scores = torch.bmm(query, keys.transpose(1, 2)).mul_(self.scaling)
         else:
             scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self.scaling)
-        attended = torch.bmm(scores.softmax(-1), values)  # (sentences * heads, beams, d_v)
+        attended = torch.bmm(softmax(scores), values)  # (sentences * heads, beams, d_v)
         return attended.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _mask(self, visible: torch.Tensor) -> torch.Tensor:
@@ -217,20 +230,50 @@ class StepDecoder:
             self.source_mask = self.source_mask[kept]
 
 
+class EnsembleDecoder:
+    """Decoders of several models, with the same vocabulary and for the same sentences, that step together."""
+
+    def __init__(self, decoders: list[StepDecoder]):
+        self.decoders = decoders
+
+    def step(self, tokens: torch.Tensor) -> None:
+        for decoder in self.decoders:
+            decoder.step(tokens)
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logarithms of the mean of the models' probabilities, `(sentences * beams, vocab_size)`."""
+        each = torch.stack([decoder.logits(tokens).log_softmax(-1) for decoder in self.decoders])
+        return each.logsumexp(0) - math.log(len(self.decoders))
+
+    def reorder(self, parents: torch.Tensor) -> None:
+        for decoder in self.decoders:
+            decoder.reorder(parents)
+
+    def compact(self, kept: torch.Tensor | None, beams: int) -> None:
+        for decoder in self.decoders:
+            decoder.compact(kept, beams)
+
+
+def read_prompt(decoder: StepDecoder | EnsembleDecoder, prompt: torch.Tensor) -> None:
+    """Steps through all tokens of `prompt` `(sentences, length)` but the last, whose step chooses the next."""
+    for place in range(prompt.shape[1] - 1):
+        decoder.step(prompt[:, place : place + 1])
+
+
 @dataclass
 class Hypotheses:
     """What a beam search knows of each sentence; the first dimension of every tensor is the sentence.
 
-    A beam's history is its tokens and, for each but the first, the row of the library's batch they came from.
+    A beam's history is its tokens and, for each behind the prompt, the row of the library's batch they came from.
     """
 
     index: torch.Tensor  # (sentences,), of the sentence in the batch
     limits: torch.Tensor  # (sentences,), greatest number of tokens
     tokens: torch.Tensor  # (sentences, beams, length)
-    origins: torch.Tensor  # (sentences, beams, length - 1)
+    origins: torch.Tensor  # (sentences, beams, length - prompt)
     scores: torch.Tensor  # (sentences, beams), log probabilities
     finished_tokens: torch.Tensor  # (sentences, beams, length)
-    finished_origins: torch.Tensor  # (sentences, beams, length - 1)
+    finished_origins: torch.Tensor  # (sentences, beams, length - prompt)
     finished_scores: torch.Tensor  # (sentences, beams), divided by the length penalty
     is_finished: torch.Tensor  # (sentences, beams)
     improvable: torch.Tensor  # (sentences, 1), whether the search of the sentence goes on
@@ -242,12 +285,12 @@ class Hypotheses:
 NEVER = -1e9  # the library's log probability of what must not be chosen
 
 
-def start_hypotheses(start_tokens: torch.Tensor, limits: torch.Tensor, beams: int, fill: int) -> Hypotheses:
-    """Every beam at the start token `(sentences,)`; only the first counts, as they are all the same."""
-    sentences, device = len(start_tokens), start_tokens.device
+def start_hypotheses(prompt: torch.Tensor, limits: torch.Tensor, beams: int) -> Hypotheses:
+    """Every beam at the prompt `(sentences, length)`; only the first counts, as they are all the same."""
+    sentences, device = len(prompt), prompt.device
     scores = torch.full((sentences, beams), NEVER, device=device)
     scores[:, 0] = 0
-    tokens = start_tokens[:, None, None].expand(-1, beams, -1)
+    tokens = prompt[:, None].expand(-1, beams, -1)
     origins = torch.empty(sentences, beams, 0, dtype=torch.int32, device=device)
     return Hypotheses(
         index=torch.arange(sentences, device=device),
@@ -283,26 +326,31 @@ class BeamSearch:
         self.in_beam = torch.arange(self.candidates, device=self.eos.device) < self.beams
 
     @torch.no_grad()
-    def __call__(self, decoder: StepDecoder, start_tokens: torch.Tensor, limits: torch.Tensor, penalty):
+    def __call__(
+        self, decoder: StepDecoder | EnsembleDecoder, prompt: torch.Tensor, limits: torch.Tensor, penalty: Callable
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
         Args:
-            decoder (`StepDecoder`): Of the sentences.
-            start_tokens (`torch.Tensor` of shape `(sentences,)`).
+            decoder (`StepDecoder` or `EnsembleDecoder`): Of the sentences.
+            prompt (`torch.Tensor` of shape `(sentences, prompt)`): What all outputs begin with: the start token, and
+                what may be forced behind it.
             limits (`torch.Tensor` of shape `(sentences,)`): Tokens that each sentence may have.
             penalty: Makes the `length_penalty` for some sentences from their `limits`.
 
         Returns:
             Sequences `(sentences * returned, length)`, scores `(sentences * returned,)` and beam indices
-            `(sentences * returned, length - 1)`.
+            `(sentences * returned, length - prompt)`.
         """
-        state, ended = start_hypotheses(start_tokens, limits, self.beams, self.fill), []
+        read_prompt(decoder, prompt)
+        self.prompt = prompt.shape[1]
+        state, ended = start_hypotheses(prompt, limits, self.beams), []
         while True:
             state, hit_all = self._advance(state, decoder, penalty(state.limits))
             full = state.is_finished.all(-1, keepdim=True) & (self.config.early_stopping is True)
             state.improvable &= ~full & ~hit_all
             going_on = int(state.improvable.sum())
             if not going_on:
-                return self._collect([*ended, state], len(start_tokens))
+                return self._collect([*ended, state])
             if going_on <= self.LEAVE * len(state.index):
                 kept = state.improvable[:, 0].nonzero()[:, 0]
                 ended.append(state.select((~state.improvable[:, 0]).nonzero()[:, 0]))
@@ -314,7 +362,7 @@ class BeamSearch:
         length = state.tokens.shape[-1]
         # At first all beams are the same; one is enough, if it has candidates for all.
         enough = self.model.lm_head.out_features >= self.candidates and not self.processors
-        rows = 1 if length == 1 and enough else self.beams
+        rows = 1 if length == self.prompt and enough else self.beams
         scores = decoder.logits(state.tokens[:, :rows, -1]).log_softmax(-1)
         if self.processors:
             scores = self.processors(state.tokens[:, :rows].flatten(0, 1), scores)
@@ -342,7 +390,7 @@ class BeamSearch:
                 top_num_beam_mask=self.in_beam,
                 num_beams=self.beams,
                 cur_len=length,
-                decoder_prompt_len=1,
+                decoder_prompt_len=self.prompt,
                 length_penalty=penalty,
                 early_stopping=self.config.early_stopping,
             )
@@ -359,25 +407,25 @@ class BeamSearch:
             is_sent_finished=state.is_finished,
             cur_len=length + 1,
             max_length=self.config.max_length,
-            decoder_prompt_len=1,
+            decoder_prompt_len=self.prompt,
             early_stopping=self.config.early_stopping,
             length_penalty=penalty,
         )
         return state, ends.all(-1, keepdim=True)
 
-    def _collect(self, states: list[Hypotheses], sentences: int):
+    def _collect(self, states: list[Hypotheses]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         wanted = self.config.num_return_sequences
         length = max(state.finished_tokens.shape[-1] for state in states)
         order = torch.cat([state.index for state in states]).argsort()
         results = []
         for name, fill in (("finished_tokens", self.fill), ("finished_origins", -1)):
             parts = [getattr(state, name)[:, :wanted] for state in states]
-            longest = length - (name == "finished_origins")
+            longest = length - (self.prompt if name == "finished_origins" else 0)
             parts = [F.pad(part, (0, longest - part.shape[-1]), value=fill) for part in parts]
             results.append(torch.cat(parts)[order].flatten(0, 1))
         scores = torch.cat([state.finished_scores[:, :wanted] for state in states])[order].flatten()
         written = int((results[1] >= 0).sum(-1).max())
-        return results[0][:, : 1 + written], scores, results[1][:, :written]
+        return results[0][:, : self.prompt + written], scores, results[1][:, :written]
 
 
 def _gather(histories: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -387,10 +435,9 @@ def _gather(histories: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def greedy_search(
-    model: nn.Module,
-    decoder: StepDecoder,
-    start_tokens: torch.Tensor,
-    limits,
+    decoder: StepDecoder | EnsembleDecoder,
+    prompt: torch.Tensor,
+    limits: torch.Tensor,
     eos: torch.Tensor,
     processors,
     fill: int,
@@ -398,15 +445,16 @@ def greedy_search(
     """The likeliest next token, again and again, as the library's loop does without sampling.
 
     Args:
-        model, decoder, start_tokens, limits, processors, fill: As of [`BeamSearch`].
+        decoder, prompt, limits, processors, fill: As of [`BeamSearch`].
         eos (`torch.Tensor` of shape `(ends,)`): Tokens that end a sentence.
 
     Returns:
         Sequences `(sentences, length)`.
     """
-    tokens, rows = start_tokens[:, None], torch.arange(len(start_tokens), device=start_tokens.device)
-    sequences = tokens
-    while len(rows):
+    read_prompt(decoder, prompt)
+    tokens = sequences = prompt
+    rows = torch.arange(len(prompt), device=prompt.device)
+    while True:
         logits = decoder.logits(tokens[:, -1:])
         if processors:
             logits = processors(tokens, logits)
@@ -414,11 +462,12 @@ def greedy_search(
         sequences = F.pad(sequences, (0, 1), value=fill)
         sequences[rows, -1] = tokens[:, -1]
         goes_on = ~torch.isin(tokens[:, -1], eos) & (tokens.shape[1] - 1 < limits)
-        if not goes_on.all():
-            kept = goes_on.nonzero()[:, 0]
+        kept = goes_on.nonzero()[:, 0]
+        if not len(kept):
+            return sequences
+        if len(kept) < len(rows):
             rows, tokens, limits = rows[kept], tokens[kept], limits[kept]
             decoder.compact(kept, beams=1)
-    return sequences
 
 
-__all__ = ["BeamSearch", "StepDecoder", "greedy_search"]
+__all__ = ["BeamSearch", "EnsembleDecoder", "StepDecoder", "greedy_search"]

@@ -9,6 +9,9 @@ in its `generation_config.json`, and both can be given to `generate()`:
 - `max_extra_tokens`: a translation has at most so many tokens more than its own source (the paper: 50). It applies
   where neither `max_length` nor `max_new_tokens` is given.
 
+`generate(..., ensemble=[model, ...])` searches with the mean of the probabilities of this model and others that have
+the same vocabulary.
+
 Greedy and beam search take the loops of `decoding_vaswani.py`, which give what the library's own loops give, faster
 (up to rounding: in half precision two hypotheses of nearly the same score may change places).
 Whatever those do not know (sampling, scores of every step, streamers, other caches, custom processors, modified
@@ -27,7 +30,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .decoding_vaswani import BeamSearch, StepDecoder, greedy_search
+from .decoding_vaswani import BeamSearch, EnsembleDecoder, StepDecoder, greedy_search
 from .int8_vaswani import Int8Linear
 
 
@@ -49,7 +52,7 @@ ROW_WISE_PROCESSORS = {
 }
 PLAIN_MODULES = {Int8Linear, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList}
 # What `generate()` prepares for the model on an ordinary call.
-ORDINARY_INPUTS = {"attention_mask", "encoder_outputs", "logits_to_keep", "past_key_values", "use_cache"}
+ORDINARY_INPUTS = {"attention_mask", "encoder_outputs", "ensemble", "logits_to_keep", "past_key_values", "use_cache"}
 
 
 def gnmt_length_penalty(length, alpha: float):
@@ -107,7 +110,36 @@ class VaswaniGenerationMixin(GenerationMixin):
             )
         if generation_config.max_extra_tokens is not None and generation_config.max_extra_tokens < 0:
             raise ValueError(f"max_extra_tokens must not be negative, got {generation_config.max_extra_tokens}.")
+        self._check_ensemble(model_kwargs)
         return generation_config, model_kwargs
+
+    def _check_ensemble(self, model_kwargs: dict) -> None:
+        ensemble = model_kwargs.get("ensemble") or ()
+        for model in ensemble:
+            if not isinstance(model, VaswaniGenerationMixin):
+                raise TypeError(f"ensemble: expected Vaswani models, got {type(model).__name__}.")
+            if model.config.vocab_size != self.config.vocab_size:
+                found, expected = model.config.vocab_size, self.config.vocab_size
+                raise ValueError(f"ensemble: a model has a vocabulary of {found}, this one {expected}.")
+        if ensemble and {"encoder_outputs", "inputs_embeds"} & model_kwargs.keys():
+            raise ValueError("ensemble: every model reads input_ids, but encoder_outputs or inputs_embeds were given.")
+
+    def _validate_model_kwargs(self, model_kwargs: dict) -> None:
+        super()._validate_model_kwargs({name: value for name, value in model_kwargs.items() if name != "ensemble"})
+
+    def _prepare_text_encoder_decoder_kwargs_for_generation(
+        self, inputs_tensor, model_kwargs, model_input_name, generation_config
+    ):
+        ensemble = model_kwargs.pop("ensemble", None)
+        model_kwargs = super()._prepare_text_encoder_decoder_kwargs_for_generation(
+            inputs_tensor, model_kwargs, model_input_name, generation_config
+        )
+        if ensemble:
+            mask = model_kwargs.get("attention_mask")
+            model_kwargs["ensemble"] = {
+                model: model.get_encoder()(inputs_tensor, attention_mask=mask)[0] for model in ensemble
+            }
+        return model_kwargs
 
     def _prepare_generated_length(
         self, generation_config, has_default_max_length, input_ids_length, inputs_tensor, **kwargs
@@ -133,9 +165,10 @@ class VaswaniGenerationMixin(GenerationMixin):
         if not generation_config.return_dict_in_generate and self._is_fast(
             input_ids, logits_processor, stopping_criteria, generation_config, kwargs
         ):
-            decoder = StepDecoder(self, kwargs["encoder_outputs"][0], kwargs.get("attention_mask"))
+            decoder = self._decoder(kwargs)
             eos, pad = generation_config._eos_token_tensor, int(generation_config._pad_token_tensor)
-            return greedy_search(self, decoder, input_ids[:, 0], limits, eos, logits_processor, pad)
+            return greedy_search(decoder, input_ids, limits, eos, logits_processor, pad)
+        _refuse_ensemble(kwargs)
         stopping_criteria.append(SourceLengthLimit(limits))
         return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
@@ -143,6 +176,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         self, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor=None, **kwargs
     ):
         # `generate()` passes `inputs_tensor` on only where it is a parameter of its own.
+        _refuse_ensemble(kwargs)
         limits = _length_limits(input_ids, generation_config, kwargs)
         stopping_criteria.append(SourceLengthLimit(limits))
         # Several tokens may be accepted at once; only `max_length` keeps them from going past the limit.
@@ -156,6 +190,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         limits = _length_limits(input_ids, generation_config, kwargs)
         if self._is_fast(input_ids, logits_processor, stopping_criteria, generation_config, kwargs):
             return self._fast_beam_search(input_ids, logits_processor, generation_config, limits, kwargs)
+        _refuse_ensemble(kwargs)
         stopping_criteria.append(SourceLengthLimit(limits))
         if generation_config.length_penalty_form == "gnmt":
             generation_config = copy.copy(generation_config)
@@ -179,21 +214,26 @@ class VaswaniGenerationMixin(GenerationMixin):
             and config._eos_token_tensor is not None
             and config._pad_token_tensor is not None
             and given <= ORDINARY_INPUTS
-            and input_ids.shape[1] == 1
             and (mask is None or (mask.dim() == 2 and bool(mask.any(-1).all())))
             and not getattr(cache, "_is_user_defined", False)
             and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor)
             and all(_is_known_criterion(criterion, config) for criterion in stopping_criteria)
             and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(input_ids.device.type))
-            and _is_plain(self)
+            and all(_is_plain(model) for model in (self, *model_kwargs.get("ensemble", {})))
         )
+
+    def _decoder(self, model_kwargs: dict, beams: int = 1) -> StepDecoder | EnsembleDecoder:
+        """The decoder of a batch, whose every sentence `generate()` has repeated for each of its beams."""
+        mask = model_kwargs.get("attention_mask")
+        mask = None if mask is None else mask[::beams]
+        decoder = StepDecoder(self, model_kwargs["encoder_outputs"][0][::beams], mask)
+        if "ensemble" not in model_kwargs:
+            return decoder
+        others = [StepDecoder(model, states, mask) for model, states in model_kwargs["ensemble"].items()]
+        return EnsembleDecoder([decoder, *others])
 
     def _fast_beam_search(self, input_ids, logits_processor, generation_config, limits, model_kwargs):
         beams, alpha = generation_config.num_beams, generation_config.length_penalty
-        mask = model_kwargs.get("attention_mask")
-        # `generate()` repeats every sentence for each of its beams.
-        states, mask = model_kwargs["encoder_outputs"][0][::beams], None if mask is None else mask[::beams]
-        decoder = StepDecoder(self, states, mask)
         # The library's choice: an id of 0 is taken for none.
         fill = int(generation_config._pad_token_tensor or generation_config._eos_token_tensor[0])
 
@@ -203,7 +243,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             return alpha
 
         search = BeamSearch(self, generation_config, logits_processor, fill)
-        sequences, scores, beam_indices = search(decoder, input_ids[::beams, 0], limits[::beams], penalty)
+        decoder = self._decoder(model_kwargs, beams)
+        sequences, scores, beam_indices = search(decoder, input_ids[::beams], limits[::beams], penalty)
         if not generation_config.return_dict_in_generate:
             return sequences
         return GenerateBeamEncoderDecoderOutput(
@@ -246,14 +287,20 @@ class VaswaniGenerationMixin(GenerationMixin):
         # Log probabilities only fall, so an unfinished hypothesis scores best if it adds nothing more to its own and
         # ends where the penalty is greatest: as late as it may, or for a negative α as soon as it can.
         alpha = float(length_penalty)
-        ending = (
-            length_penalty.limits
-            if alpha >= 0
-            else torch.full_like(length_penalty.limits, cur_len + 1 - decoder_prompt_len)
-        )
+        soonest = torch.full_like(length_penalty.limits, cur_len + 1 - decoder_prompt_len)
+        latest = torch.maximum(length_penalty.limits + 1 - decoder_prompt_len, soonest)
+        ending = latest if alpha >= 0 else soonest
         best_possible = running_beam_scores[:, 0] / gnmt_length_penalty(ending, alpha)
         worst_wanted = beam_scores[:, length_penalty.wanted - 1]  # sorted; very low until so many have finished
         return is_early_stop_heuristic_unsatisfied & (best_possible > worst_wanted)[:, None]
+
+
+def _refuse_ensemble(model_kwargs: dict) -> None:
+    if "ensemble" in model_kwargs:
+        raise ValueError(
+            "An ensemble decodes by greedy or beam search, without sampling, streamers, outputs of every step, other "
+            "caches, custom processors, or changes to its models."
+        )
 
 
 def _is_known_criterion(criterion: StoppingCriteria, config: GenerationConfig) -> bool:

@@ -48,6 +48,9 @@ def case(seed: int) -> tuple[torch.nn.Module, dict]:
         inputs.pop("attention_mask")
     num_beams = (1, 2, 4, 5)[seed % 4]
     options = {"num_beams": num_beams, **SEARCHES[seed % 6], **LENGTHS[seed // 2 % 4], **PROCESSORS[seed % 7]}
+    if seed % 4 == 3 or seed % 11 == 0:
+        start = torch.full((len(inputs["input_ids"]), 1), model.config.decoder_start_token_id)
+        options["decoder_input_ids"] = torch.cat((start, torch.randint(3, 38, (len(start), 1 + seed % 3))), dim=1)
     if num_beams > 1 and seed % 3 == 2:
         options["num_return_sequences"] = 2
     return model, {**inputs, **options}
@@ -140,6 +143,60 @@ def _learned_model():
     return tiny_model(position_embedding="learned", max_position_embeddings=9)
 
 
+class MeanOfModels(LogitsProcessor):
+    """The mean of the probabilities of other models and the one that searches, each read from the start again."""
+
+    def __init__(self, models, inputs):
+        self.models, self.inputs = models, inputs
+
+    def __call__(self, input_ids, scores):
+        repeats = len(input_ids) // len(self.inputs["input_ids"])
+        inputs = {name: tensor.repeat_interleave(repeats, 0) for name, tensor in self.inputs.items()}
+        logits = [model(**inputs, decoder_input_ids=input_ids).logits[:, -1] for model in self.models]
+        return torch.stack([scores.softmax(-1), *(each.softmax(-1) for each in logits)]).mean(0).log()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("more", [{}, {"decoder_input_ids": torch.tensor([[1, 5], [1, 6], [1, 9]])}])
+def test_an_ensemble_searches_with_the_mean_probability(num_beams, more):
+    model, *others = (noisy_model(seed) for seed in (1, 2, 3))
+    inputs, options = batch_of([6, 3, 4]), {"num_beams": num_beams, "max_new_tokens": 7, **more}
+    found = model.generate(**inputs, **options, ensemble=others)
+    with torch.no_grad():
+        processors = LogitsProcessorList([MeanOfModels(others, inputs)])
+        expected = model.generate(**inputs, **options, logits_processor=processors)
+    assert found.tolist() == expected.tolist()
+    assert found.tolist() != model.generate(**inputs, **options).tolist()
+
+
+@torch.no_grad()
+def test_an_ensemble_of_one_model_and_itself_changes_nothing():
+    options = {**batch_of([6, 3]), "num_beams": 4, "max_new_tokens": 7, "return_dict_in_generate": True}
+    alone, twice = noisy_model(4).generate(**options), noisy_model(4).generate(**options, ensemble=[noisy_model(4)])
+    assert twice.sequences.tolist() == alone.sequences.tolist()
+    torch.testing.assert_close(twice.sequences_scores, alone.sequences_scores)
+
+
+def test_what_an_ensemble_cannot_do_is_refused():
+    model, inputs = noisy_model(), batch_of([4, 3])
+    for options in ({"do_sample": True}, {"num_beams": 2, "use_cache": False}, {"prompt_lookup_num_tokens": 2}):
+        with pytest.raises(ValueError, match="An ensemble decodes by greedy or beam search"):
+            model.generate(**inputs, max_new_tokens=3, ensemble=[noisy_model(1)], **options)
+    with pytest.raises(ValueError, match="a vocabulary of 50, this one 40"):
+        model.generate(**inputs, ensemble=[_model_with_vocabulary(50)])
+    with pytest.raises(TypeError, match="expected Vaswani models, got Linear"):
+        model.generate(**inputs, ensemble=[torch.nn.Linear(2, 2)])
+    with pytest.raises(ValueError, match="every model reads input_ids"):
+        states = model.get_encoder()(**inputs)
+        model.generate(encoder_outputs=states, max_new_tokens=3, ensemble=[noisy_model(1)])
+
+
+def _model_with_vocabulary(size):
+    from conftest import tiny_model
+
+    return tiny_model(vocab_size=size)
+
+
 class CountRows(LogitsProcessor):
     def __init__(self):
         self.rows = set()
@@ -226,7 +283,10 @@ def training_mode(model):
         lambda model: {"output_attentions": True, "return_dict_in_generate": True},
         lambda model: {"cache_implementation": "static"},
         lambda model: {"use_cache": False},
-        lambda model: {"decoder_input_ids": torch.tensor([[1, 5], [1, 6]])},
+        lambda model: {
+            "decoder_input_ids": torch.tensor([[1, 5], [1, 6]]),
+            "decoder_attention_mask": torch.tensor([[1, 1], [1, 1]]),
+        },
         lambda model: {"prefix_allowed_tokens_fn": lambda batch, tokens: [3, 4, EOS]},
     ],
 )
