@@ -2,8 +2,8 @@
 
     python -m training.benchmarks.decoding --model RUN/average --sources test.en --references test.de
 
-Every system is a process of its own and searches with a beam of 4: this package as in the paper (section 6.1), the
-others by their own defaults. Each takes the fastest of several batch sizes, on sentences sorted by length. Repetitions
+Every system searches with a beam of 4: this package as in the paper (section 6.1), in a process a thread, the others
+by their own defaults. Each takes the fastest of several batch sizes, on sentences sorted by length. Repetitions
 are interleaved; medians are reported with the range. Only the search is timed, from token ids to token ids. The last
 line is one JSON object.
 """
@@ -16,6 +16,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import sacrebleu
@@ -39,7 +41,10 @@ SYSTEMS = [
     "ctranslate2-int8",
 ]
 BEAMS, EXTRA_TOKENS = 4, 50
-MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_int_mm")
+MATRIX_PRODUCTS = {
+    *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_int_mm"),
+    "mkldnn::_linear_pointwise",
+}
 
 Search = Callable[[list[list[int]]], list[list[int]]]
 
@@ -62,19 +67,82 @@ def batched(search_batch: Callable, tokenizer, batches: Callable) -> Search:
     return search
 
 
-def load_ours(dtype: str, checkpoint: str) -> dict[str, Search]:
-    model, tokenizer = load_checkpoint(checkpoint, dtype=dtype)
-    options = {"num_beams": BEAMS, "length_penalty_form": "gnmt", "length_penalty": 0.6}
+def _known(batches: list, sentences: list) -> list:
+    return batches
 
-    def search_batch(inputs):
-        return model.generate(**inputs, **options, max_extra_tokens=EXTRA_TOKENS)
 
-    return {
-        f"{budget} tokens": batched(
-            search_batch, tokenizer, lambda s, budget=budget: token_batches([len(i) for i in s], budget)
-        )
-        for budget in (512, 1024, 2048, 4096)
-    }
+class Crew:
+    """This package as processes of one thread each, which share a search's batches (as `hf-vaswani translate
+    --processes`), longest first in turn.
+
+    Args:
+        size (`int`): Processes.
+        dtype, checkpoint (`str`): As of `load_checkpoint`.
+    """
+
+    BUDGETS = (512, 1024, 2048, 4096)
+
+    def __init__(self, size: int, dtype: str, checkpoint: str):
+        context = multiprocessing.get_context("spawn")
+        self.connections = []
+        for _ in range(size):
+            ours, theirs = context.Pipe()
+            context.Process(target=self._work, args=(theirs, dtype, checkpoint), daemon=True).start()
+            self.connections.append(ours)
+
+    @staticmethod
+    def _work(connection, dtype: str, checkpoint: str) -> None:
+        torch.set_num_threads(1)
+        model, tokenizer = load_checkpoint(checkpoint, dtype=dtype)
+        options = {"num_beams": BEAMS, "length_penalty_form": "gnmt", "length_penalty": 0.6}
+
+        def search_batch(inputs):
+            return model.generate(**inputs, **options, max_extra_tokens=EXTRA_TOKENS)
+
+        while (command := connection.recv()) != "end":
+            if command == "peak memory":
+                connection.send(peak_memory())
+                continue
+            sizes, sentences, is_profiled = command
+            batches = list(map(range, accumulate(sizes, initial=0), accumulate(sizes)))
+            search = batched(search_batch, tokenizer, partial(_known, batches))
+            connection.send(matrix_product_share(search, sentences) if is_profiled else search(sentences))
+
+    def _ask(self, commands: list) -> list:
+        for connection, command in zip(self.connections, commands):
+            connection.send(command)
+        return [connection.recv() for connection in self.connections]
+
+    def _deal(self, sentences: list[list[int]], budget: int) -> tuple[list[list[int]], list[tuple]]:
+        """For each process, the indices of its sentences, and its batches' sizes with those sentences."""
+        batches = list(token_batches([len(sentence) for sentence in sentences], budget))
+        hands = [batches[rank :: len(self.connections)] for rank in range(len(self.connections))]
+        indices = [[index for batch in hand for index in batch] for hand in hands]
+        sizes = [[len(batch) for batch in hand] for hand in hands]
+        return indices, [(sizes[rank], [sentences[i] for i in mine]) for rank, mine in enumerate(indices)]
+
+    def searches(self) -> dict[str, Search]:
+        label = f"{len(self.connections)} x 1 threads"
+        return {f"{budget} tokens, {label}": partial(self.search, budget) for budget in self.BUDGETS}
+
+    def search(self, budget: int, sentences: list[list[int]]) -> list[list[int]]:
+        indices, hands = self._deal(sentences, budget)
+        found = {}
+        for mine, outputs in zip(indices, self._ask([(*hand, False) for hand in hands])):
+            found.update(zip(mine, outputs))
+        return [found[index] for index in range(len(sentences))]
+
+    def peak_memory(self) -> int:
+        return peak_memory() + sum(self._ask(["peak memory"] * len(self.connections)))
+
+    def matrix_product_share(self, sentences: list[list[int]]) -> float:
+        _, hands = self._deal(sentences, 1024)
+        return statistics.mean(self._ask([(*hand, True) for hand in hands]))
+
+
+def peak_memory() -> int:
+    """Of this process, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
@@ -92,7 +160,7 @@ def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
 
     return {
         f"{size} sentences": batched(search_batch, tokenizer, lambda s, size=size: batches(s, size))
-        for size in (8, 16, 32, 64, 128)
+        for size in (16, 32, 64, 128)
     }
 
 
@@ -146,12 +214,16 @@ def work(connection, system: str, checkpoint: str, threads: int, sentences: list
     """A system's process: says which batch size is best, then searches whenever it is told to."""
     torch.set_num_threads(threads)
     name, dtype = system.split("-")
+    crew = Crew(threads, dtype, checkpoint) if name == "ours" else None
     try:
-        searches = {"ours": load_ours, "marian": load_marian, "ctranslate2": load_ctranslate2}[name](dtype, checkpoint)
+        if crew:
+            searches = crew.searches()
+        else:
+            searches = {"marian": load_marian, "ctranslate2": load_ctranslate2}[name](dtype, checkpoint)
     except (ImportError, ValueError) as error:  # not installed, or a type that it does not have for this processor
         connection.send({"skipped": str(error)})
         return
-    sample = sentences[:: max(1, len(sentences) // 256)]
+    sample = sentences[:: max(1, len(sentences) // 128)]
     times = {}
     for label, search in searches.items():
         search(sample[:32])
@@ -164,8 +236,11 @@ def work(connection, system: str, checkpoint: str, threads: int, sentences: list
         start = time.perf_counter()
         outputs = searches[best](sentences)
         connection.send((time.perf_counter() - start, outputs if command == "outputs" else None))
-    share = None if name == "ctranslate2" else matrix_product_share(searches[best], sample)
-    connection.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, share))
+    if crew:
+        connection.send((crew.peak_memory(), crew.matrix_product_share(sample)))
+    else:
+        share = matrix_product_share(searches[best], sample) if name == "marian" else None
+        connection.send((peak_memory(), share))
 
 
 def run(args: argparse.Namespace) -> dict:
@@ -179,7 +254,7 @@ def run(args: argparse.Namespace) -> dict:
     results: dict = {}
     for system in args.systems:
         ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, system, args.model, args.threads, sentences), daemon=True)
+        process = context.Process(target=work, args=(theirs, system, args.model, args.threads, sentences))
         process.start()
         answer = ours.recv()
         print(f"{system}: {answer}", flush=True)
