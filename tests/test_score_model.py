@@ -1,0 +1,128 @@
+"""Scoring with a model: translations, perplexity, COMET."""
+
+import json
+import math
+import sys
+
+import pytest
+import sacrebleu
+import torch
+from test_translate import noisy_model
+
+from training.cli import main
+from training.metrics import ratio_interval
+from training.perplexity import perplexities
+from training.translate import translate
+
+
+@pytest.fixture(scope="module")
+def files(tokenizer, pairs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scored")
+    noisy_model(tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    for side, name in enumerate(("src", "ref")):
+        (folder / name).write_text("".join(pair[side] + "\n" for pair in pairs[:12]), encoding="utf-8")
+    (folder / "hyp").write_text("".join(pair[1].upper() + "\n" for pair in pairs[:12]), encoding="utf-8")
+    return folder
+
+
+def words(files, *names: str) -> list[str]:
+    known = {"hypotheses": "hyp", "references": "ref", "sources": "src", "model": "model"}
+    return ["score", "--json", *(word for n in names for word in (f"--{n}", str(files / known[n])))]
+
+
+@torch.no_grad()
+def test_perplexity_is_e_to_the_loss(tokenizer, pairs, files, capsys):
+    """The loss is transformers': per token with the end token; per word, the end of a sentence is one more word."""
+    model, total, tokens, count = noisy_model(tokenizer), 0.0, 0, 0
+    for source, target in pairs[:12]:
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
+        logits = model(**tokenizer(source, return_tensors="pt"), labels=labels).logits
+        total += torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="sum").item()
+        tokens, count = tokens + labels.shape[1], count + len(target.split(" ")) + 1
+    assert main([*words(files, "hypotheses", "references", "sources", "model"), "--metrics", "chrf"]) == 0
+    chrf, per_token, per_word = json.loads(capsys.readouterr().out)["figures"]
+    assert chrf["name"] == "chrF"
+    assert per_token["score"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
+    assert per_word["score"] == pytest.approx(math.exp(total / count), rel=1e-4)
+    assert (per_token["details"]["count"], per_word["details"]["count"]) == (tokens, count)
+    assert per_token["signature"].startswith("nrefs:1|unit:token|end:counted|model:")
+
+
+def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(tokenizer):
+    """Zero weights make every token equally likely, so that the interval has no width either."""
+    model = noisy_model(tokenizer)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    references = [["ein Hund", "die Katze schläft ."], ["Hund", "Katze"]]
+    per_token, per_word = perplexities(model, tokenizer, ["a dog", "the cat sleeps ."], references, n_bootstrap=50)
+    assert per_token.score == pytest.approx(model.config.vocab_size, rel=1e-5)
+    assert per_token.interval.mean == pytest.approx(per_token.score) and per_token.interval.half_width < 1e-3
+    ends_and_words = (2 + 1) + (4 + 1) + (1 + 1) + (1 + 1)
+    tokens = sum(len(tokenizer(text)["input_ids"]) for stream in references for text in stream)
+    assert per_word.score == pytest.approx(model.config.vocab_size ** (tokens / ends_and_words), rel=1e-4)
+
+
+def test_an_interval_of_a_mean_is_that_of_the_normal_distribution():
+    numbers = torch.randn(2000, generator=torch.Generator().manual_seed(1)).tolist()
+    interval = ratio_interval(lambda mean: mean, numbers, [1.0] * 2000, 1000)
+    mean, deviation = torch.tensor(numbers).mean().item(), torch.tensor(numbers).std().item()
+    assert interval.mean == pytest.approx(mean, abs=0.005)
+    assert interval.half_width == pytest.approx(1.96 * deviation / math.sqrt(2000), rel=0.1)
+    assert ratio_interval(lambda mean: mean, numbers, [1.0] * 2000, 1000) == interval
+    assert ratio_interval(lambda mean: mean, numbers, [1.0] * 2000, 0) is None
+
+
+def test_without_translations_the_model_makes_them(tokenizer, pairs, files, tmp_path, capsys):
+    options = ["--examples", "20", "--output", str(tmp_path / "made")]
+    assert main([*words(files, "model", "references", "sources"), *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    sources, targets = zip(*pairs[:12])
+    expected = translate(noisy_model(tokenizer), tokenizer, list(sources))
+    found = {example["line"]: example["hypothesis"] for example in result["worst"] + result["best"]}
+    assert [found[line] for line in range(1, 13)] == [text.replace("\n", " ") for text in expected]
+    assert (tmp_path / "made").read_text(encoding="utf-8").split("\n") == [*(found[i] for i in range(1, 13)), ""]
+    assert result["score"] == sacrebleu.corpus_bleu([found[i] for i in range(1, 13)], [list(targets)]).score
+    assert result["system"] == str(files / "model")
+    assert [figure["name"] for figure in result["figures"][-2:]] == ["perplexity per token", "perplexity per word"]
+
+
+FAKE_COMET = """#!{python}
+import json, sys
+words = [word for word in sys.argv[1:] if word != "--only_system"]
+options = dict(zip(words[::2], words[1::2]))
+if options["--model"] == "broken":
+    sys.exit("no such model")
+names = ("--sources", "--translations", "--references")
+columns = [open(options[name], encoding="utf-8").read().split("\\n")[:-1] for name in names]
+rows = [{{"src": s, "mt": t, "ref": r, "COMET": len(s) + (t == r.upper()) / 2}} for s, t, r in zip(*columns)]
+json.dump({{options["--translations"]: rows}}, open(options["--to_json"], "w"))
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "comet-score"
+    path.write_text(FAKE_COMET.format(python=sys.executable), encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_comet_is_the_mean_of_what_its_command_says(files, pairs, program, capsys):
+    options = ["--comet", "--comet-program", program, "--metrics", "chrf", "--bootstrap", "20"]
+    assert main([*words(files, "hypotheses", "references", "sources"), *options]) == 0
+    comet = json.loads(capsys.readouterr().out)["figures"][-1]
+    expected = [len(source) + 0.5 for source, _ in pairs[:12]]
+    assert (comet["name"], comet["score"]) == ("COMET", pytest.approx(sum(expected) / 12))
+    assert comet["signature"].startswith("model:Unbabel/wmt22-comet-da|bs:20|seed:")
+    assert min(expected) < comet["interval"]["mean"] < max(expected)
+
+
+def test_without_comet_the_message_says_how_to_get_it(files, program, capsys):
+    given = words(files, "hypotheses", "references", "sources")
+    assert main([*given, "--comet", "--comet-program", "nowhere/comet-score"]) == 1
+    message = capsys.readouterr().err
+    assert "'nowhere/comet-score'" in message and "pip install unbabel-comet" in message and message.count("\n") == 1
+    assert main([*given, "--comet", "broken", "--comet-program", program]) == 1
+    assert "ended with status 1: no such model" in capsys.readouterr().err

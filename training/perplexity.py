@@ -1,0 +1,53 @@
+"""Perplexity of references under a model: of their tokens, and of their words."""
+
+import math
+
+import numpy as np
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .metrics import Figure, current_seed, ratio_interval
+from .score_pairs import token_log_probabilities
+
+
+def perplexities(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[str],
+    references: list[list[str]],
+    n_bootstrap: int = 0,
+    batch_tokens: int = 4096,
+    name: str = "",
+) -> list[Figure]:
+    """Perplexity per token and per word: e to the mean negative log probability that the model gives to references.
+
+    Both count the end of each sentence, once as a token and once as a word, as its probability is part of the sum.
+    Words are what white space separates. Per token is what Table 3 reports, and depends on the vocabulary: models
+    with different ones can only be compared per word. Labels are not smoothed.
+
+    Args:
+        model (`PreTrainedModel`): In evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint.
+        sources (`list[str]`): Raw text.
+        references (`list[list[str]]`): Lists of references, each parallel to `sources`; all of them count.
+        n_bootstrap (`int`): Resamples of the sentences for the intervals; 0 for none.
+        batch_tokens (`int`): Tokens of a batch on its longer side, padding included.
+        name (`str`): Of the model, for the signature.
+    """
+    costs, tokens, words = (np.zeros(len(sources)) for _ in range(3))
+    with tqdm(total=len(sources) * len(references), unit=" pairs", desc="Perplexity") as progress:
+        for stream in references:
+            found = token_log_probabilities(model, tokenizer, sources, stream, batch_tokens, progress)
+            costs -= [math.fsum(numbers) for numbers in found]
+            tokens += [len(numbers) for numbers in found]
+            words += [len(text.split()) + 1 for text in stream]
+    figures = []
+    for unit, counts in (("token", tokens), ("word", words)):
+        interval = ratio_interval(np.exp, costs, counts, n_bootstrap)
+        signature = f"nrefs:{len(references)}|unit:{unit}|end:counted"
+        if interval is not None:
+            signature += f"|bs:{n_bootstrap}|seed:{current_seed()}"
+        details = {"count": int(counts.sum()), "log_probability": -float(costs.sum())}
+        score = math.exp(costs.sum() / counts.sum())
+        figures.append(Figure(f"perplexity per {unit}", score, f"{signature}|model:{name}", interval, details))
+    return figures

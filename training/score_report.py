@@ -1,0 +1,146 @@
+"""A report of scores as a table, as Markdown, or as one JSON object."""
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from .metrics import Bucket, Comparison, Example, Figure
+
+
+@dataclass
+class Report:
+    """What `hf-vaswani score` found.
+
+    Attributes:
+        system (`str`): File of the translations or the model that made them, and the test set if it has a name.
+        sentences (`int`): How many.
+        empty (`int`): How many of them are empty.
+        figures (`list[Figure]`): The scores.
+        comparisons (`list[Comparison]`): With each baseline in each metric.
+        length_of (`str`): Whose length the `buckets` go by.
+        buckets (`list[Bucket]`): Scores by length.
+        examples_by (`str`): Metric of the examples.
+        worst, best (`list[Example]`): Sentences.
+    """
+
+    system: str
+    sentences: int
+    empty: int
+    figures: list[Figure]
+    comparisons: list[Comparison] = field(default_factory=list)
+    length_of: str = ""
+    buckets: list[Bucket] = field(default_factory=list)
+    examples_by: str = ""
+    worst: list[Example] = field(default_factory=list)
+    best: list[Example] = field(default_factory=list)
+
+
+def as_json(report: Report) -> str:
+    """One object; the first figure's parts stand at the top level too."""
+    first, rest = report.figures[0], asdict(report)
+    top = {"metric": first.name, "score": first.score, "signature": first.signature, **first.details}
+    return json.dumps({**top, **rest}, ensure_ascii=False)
+
+
+def as_text(report: Report, markdown: bool = False) -> str:
+    """Tables and lines for people, or the same in Markdown."""
+    parts = [_figures(report, markdown)]
+    if report.comparisons:
+        parts += [_heading("Against baselines", markdown), _comparisons(report.comparisons, markdown)]
+    if report.buckets:
+        heading = f"By length of the {report.length_of} in words"
+        parts += [_heading(heading, markdown), _buckets(report.buckets, markdown)]
+    for kind, found in (("Worst", report.worst), ("Best", report.best)):
+        if found:
+            parts += [_heading(f"{kind} sentences by {report.examples_by}", markdown), _examples(found, markdown)]
+    return "\n\n".join(parts)
+
+
+def _heading(text: str, markdown: bool) -> str:
+    return f"### {text}" if markdown else f"{text}:"
+
+
+def _figures(report: Report, markdown: bool) -> str:
+    names = [[f.name, _number(f.score, f.digits)] for f in report.figures]
+    header, rows = ["metric", "score"], names
+    if any(f.interval for f in report.figures):
+        header = [*header, "95% interval"]
+        rows = [[*row, _interval(figure)] for row, figure in zip(rows, report.figures)]
+    header, rows = [*header, "signature"], [[*row, f.signature] for row, f in zip(rows, report.figures)]
+    table = _grid(header, rows, markdown, right={1})
+    lines = [f"{report.system}: {report.sentences} sentences" + (f", {report.empty} empty" if report.empty else "")]
+    for figure in report.figures:
+        if "precisions" in figure.details:
+            lines.append(f"{figure.name}: {_bleu_parts(figure.details)}")
+    lines += [f"{figure.name}: {figure.note}" for figure in report.figures if figure.note]
+    return f"{table}\n\n" + "\n".join(f"- {line}" if markdown else line for line in lines)
+
+
+def _bleu_parts(details: dict) -> str:
+    precisions = "/".join(f"{p:.1f}" for p in details["precisions"])
+    words = f"{details['hypothesis_length']} words for {details['reference_length']}"
+    return f"{precisions}, BP {details['brevity_penalty']:.3f}, {words}"
+
+
+def _interval(figure: Figure) -> str:
+    if figure.interval is None:
+        return "-"
+    return f"{_number(figure.interval.mean, figure.digits)} ± {_number(figure.interval.half_width, figure.digits)}"
+
+
+def _comparisons(comparisons: list[Comparison], markdown: bool) -> str:
+    tests = list(comparisons[0].p_values)
+    header = ["baseline", "metric", "its score", "difference", *(f"p ({test})" for test in tests)]
+    rows = [
+        [c.baseline, c.metric, _number(c.baseline_score), f"{c.score - c.baseline_score:+.2f}"]
+        + [f"{c.p_values[test]:.4f}" for test in tests]
+        for c in comparisons
+    ]
+    signatures = [f"{c.metric}, {test}: {c.signatures[test]}" for c in comparisons for test in tests]
+    lines = [f"- {line}" if markdown else line for line in dict.fromkeys(signatures)]
+    return _grid(header, rows, markdown, right={2, 3, *range(4, 4 + len(tests))}) + "\n\n" + "\n".join(lines)
+
+
+def _buckets(buckets: list[Bucket], markdown: bool) -> str:
+    names = list(next(bucket for bucket in buckets if bucket.scores).scores)
+    rows = []
+    for bucket in buckets:
+        reach = f"{bucket.shortest}+" if bucket.longest is None else f"{bucket.shortest}-{bucket.longest}"
+        scores = [_number(bucket.scores[name]) if bucket.scores else "-" for name in names]
+        rows.append([reach, str(bucket.sentences), *scores])
+    return _grid(["words", "sentences", *names], rows, markdown, right=set(range(1, 2 + len(names))))
+
+
+def _examples(found: list[Example], markdown: bool) -> str:
+    blocks = []
+    for example in found:
+        lines = [] if example.source is None else [f"source: {example.source}"]
+        lines += [f"translation: {example.hypothesis}", *(f"reference: {text}" for text in example.references)]
+        head = f"line {example.line}, {example.score:.1f}"
+        if markdown:
+            blocks.append("\n".join([f"- {head}", *(f"  - {_escaped(line)}" for line in lines)]))
+        else:
+            blocks.append("\n".join([head, *(f"  {line}" for line in lines)]))
+    return "\n".join(blocks)
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}f}"
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>#|~" else character for character in text)
+
+
+def _grid(header: list[str], rows: list[list[str]], markdown: bool, right: set[int]) -> str:
+    """A table; the columns in `right` are set to the right."""
+    if markdown:
+        rule = ["--:" if i in right else "---" for i in range(len(header))]
+        cells = [header, rule, *([_escaped(cell) for cell in row] for row in rows)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    lines = [
+        "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
+        for row in [header, *rows]
+    ]
+    return "\n".join(lines)
