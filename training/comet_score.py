@@ -62,7 +62,7 @@ def comet(texts: Texts, model: str = DEFAULT_MODEL, program: str = "comet-score"
         if done.returncode or not output.is_file():
             raise OSError(f"{program} ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
         [segments] = json.loads(output.read_text(encoding="utf-8")).values()
-    scores = [segment["COMET"] for segment in segments]
+    scores = [float(segment["COMET"]) for segment in segments]
     if len(scores) != len(texts.hypotheses):
         raise OSError(f"{program} scored {len(scores)} sentences of {len(texts.hypotheses)}.")
     interval = ratio_interval(lambda mean: mean, scores, [1.0] * len(scores), n_bootstrap)

@@ -24,6 +24,7 @@ TOKENIZERS = ("13a", "intl", "char", "none")
 TESTS = {"bootstrap": "bs", "randomization": "ar"}
 
 NOTES = {
+    "TER": "edits for 100 words of the reference; lower is better.",
     "tokenised BLEU": "counts the words of text as it was tokenised beforehand; not comparable with sacreBLEU.",
     "compound-split BLEU": "the paper's count, of Moses' words with compounds split; not comparable with sacreBLEU.",
 }
@@ -106,6 +107,7 @@ def build_metrics(
     lowercase: bool = False,
     language: str | None = "de",
     target_lang: str = "",
+    warn: bool = True,
 ) -> dict[str, Metric]:
     """Metrics by the names that papers call them.
 
@@ -116,6 +118,7 @@ def build_metrics(
         lowercase (`bool`): Ignore case. TER does anyway.
         language (`str`, *optional*): Language that compound-split BLEU tokenises; `None`: the text is tokenised.
         target_lang (`str`): Language code of the translations, if known.
+        warn (`bool`): Let sacreBLEU log a warning, at each use, about text that looks tokenised.
 
     Raises:
         ValueError: An unknown name, tokenisation or language.
@@ -126,7 +129,7 @@ def build_metrics(
             raise ValueError(f"No metric {name!r}; there are {', '.join(METRICS)}.")
         if name == "bleu":
             for position, choice in enumerate(dict.fromkeys(tokenize)):
-                metrics[_bleu_name(choice, position > 0)] = _bleu(choice, lowercase, target_lang)
+                metrics[_bleu_name(choice, position > 0)] = _bleu(choice, lowercase, target_lang, warn)
         elif name == "ter":
             metrics["TER"] = TER()
         elif name == "compound-bleu":
@@ -136,10 +139,10 @@ def build_metrics(
     return metrics
 
 
-def _bleu(tokenize: str | None, lowercase: bool, target_lang: str) -> BLEU:
+def _bleu(tokenize: str | None, lowercase: bool, target_lang: str, warn: bool) -> BLEU:
     if tokenize is not None and tokenize not in TOKENIZERS:
         raise ValueError(f"No tokenisation {tokenize!r}; there are {', '.join(TOKENIZERS)}.")
-    return BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none", trg_lang=target_lang)
+    return BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none" or not warn, trg_lang=target_lang)
 
 
 def _bleu_name(tokenize: str | None, another: bool) -> str:

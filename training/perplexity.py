@@ -49,5 +49,6 @@ def perplexities(
             signature += f"|bs:{n_bootstrap}|seed:{current_seed()}"
         details = {"count": int(counts.sum()), "log_probability": -float(costs.sum())}
         score = math.exp(costs.sum() / counts.sum())
-        figures.append(Figure(f"perplexity per {unit}", score, f"{signature}|model:{name}", interval, details))
+        signature += f"|model:{name}"
+        figures.append(Figure(f"perplexity per {unit}", score, signature, interval, details, "lower is better."))
     return figures

@@ -5,7 +5,6 @@ and --examples, what they hide.
 """
 
 import argparse
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -83,20 +82,20 @@ def evaluate_files(args: argparse.Namespace) -> Report:
         extra += _use_model(args, texts)
     if args.comet:
         extra.append(comet(texts, args.comet, args.comet_program, args.bootstrap))
-    metrics, hypotheses, references = _metrics(args), texts.hypotheses, texts.references
+    hypotheses, references = texts.hypotheses, texts.references
     report = Report(
         system=(args.hypotheses or args.model) + (f" on {args.test_set}" if args.test_set else ""),
         sentences=len(hypotheses),
         empty=sum(not text.strip() for text in hypotheses),
-        figures=measure(metrics(), hypotheses, references, args.bootstrap) + extra,
+        figures=measure(_metrics(args, warn=True), hypotheses, references, args.bootstrap) + extra,
     )
     samples = {"bootstrap": args.paired_bootstrap, "randomization": args.paired_randomization}
     for baseline in texts.baselines:
-        report.comparisons += compare(metrics(), hypotheses, baseline, references, samples)
+        report.comparisons += compare(_metrics(args), hypotheses, baseline, references, samples)
     if args.by_length is not None:
         report.length_of = "sources" if texts.sources else "first references"
         lengths = [len(text.split()) for text in texts.sources or references[0]]
-        report.buckets = by_length(metrics(), hypotheses, references, lengths, args.by_length or LENGTH_BOUNDS)
+        report.buckets = by_length(_metrics(args), hypotheses, references, lengths, args.by_length or LENGTH_BOUNDS)
     if args.examples:
         report.examples_by = {"bleu": "sentence BLEU", "chrf": "chrF"}[args.examples_by]
         report.worst, report.best = examples(hypotheses, references, args.examples, args.examples_by, texts.sources)
@@ -127,12 +126,12 @@ def _use_model(args: argparse.Namespace, texts: Texts) -> list[Figure]:
     return perplexities(model, tokenizer, texts.sources, texts.references, **options)
 
 
-def _metrics(args: argparse.Namespace) -> Callable[[], dict[str, Metric]]:
-    """A function that makes the metrics anew: sacreBLEU's remember the intervals that they were used for."""
+def _metrics(args: argparse.Namespace, warn: bool = False) -> dict[str, Metric]:
+    """The metrics, anew for each use: sacreBLEU's remember the intervals that they were used for."""
     tokenize = ("none",) if args.tokenized else tuple(args.tokenize or [None])
     target = target_language(args.test_set) if args.test_set else ""
     language = None if args.tokenized else args.language or target or "de"
-    return lambda: build_metrics(tuple(args.metrics), tokenize, args.lowercase, language, target)
+    return build_metrics(tuple(args.metrics), tokenize, args.lowercase, language, target, warn)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """A report of scores as a table, as Markdown, or as one JSON object."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from .metrics import Bucket, Comparison, Example, Figure
@@ -60,19 +61,21 @@ def _heading(text: str, markdown: bool) -> str:
 
 
 def _figures(report: Report, markdown: bool) -> str:
-    names = [[f.name, _number(f.score, f.digits)] for f in report.figures]
-    header, rows = ["metric", "score"], names
-    if any(f.interval for f in report.figures):
-        header = [*header, "95% interval"]
-        rows = [[*row, _interval(figure)] for row, figure in zip(rows, report.figures)]
-    header, rows = [*header, "signature"], [[*row, f.signature] for row, f in zip(rows, report.figures)]
-    table = _grid(header, rows, markdown, right={1})
+    columns = {
+        "metric": [figure.name for figure in report.figures],
+        "score": [_number(figure.score, figure.digits) for figure in report.figures],
+        "95% interval": [_interval(figure) for figure in report.figures],
+        "signature": [figure.signature for figure in report.figures],
+    }
+    if not any(figure.interval for figure in report.figures):
+        del columns["95% interval"]
+    table = _grid(list(columns), [list(row) for row in zip(*columns.values())], markdown, right={1})
     lines = [f"{report.system}: {report.sentences} sentences" + (f", {report.empty} empty" if report.empty else "")]
     for figure in report.figures:
         if "precisions" in figure.details:
             lines.append(f"{figure.name}: {_bleu_parts(figure.details)}")
     lines += [f"{figure.name}: {figure.note}" for figure in report.figures if figure.note]
-    return f"{table}\n\n" + "\n".join(f"- {line}" if markdown else line for line in lines)
+    return f"{table}\n\n" + "\n".join(_listed(lines, markdown))
 
 
 def _bleu_parts(details: dict) -> str:
@@ -95,9 +98,9 @@ def _comparisons(comparisons: list[Comparison], markdown: bool) -> str:
         + [f"{c.p_values[test]:.4f}" for test in tests]
         for c in comparisons
     ]
-    signatures = [f"{c.metric}, {test}: {c.signatures[test]}" for c in comparisons for test in tests]
-    lines = [f"- {line}" if markdown else line for line in dict.fromkeys(signatures)]
-    return _grid(header, rows, markdown, right={2, 3, *range(4, 4 + len(tests))}) + "\n\n" + "\n".join(lines)
+    signatures = dict.fromkeys(f"{c.metric}, {test}: {c.signatures[test]}" for c in comparisons for test in tests)
+    table = _grid(header, rows, markdown, right=set(range(2, 4 + len(tests))))
+    return f"{table}\n\n" + "\n".join(_listed(signatures, markdown))
 
 
 def _buckets(buckets: list[Bucket], markdown: bool) -> str:
@@ -123,13 +126,17 @@ def _examples(found: list[Example], markdown: bool) -> str:
     return "\n".join(blocks)
 
 
+def _listed(lines: Iterable[str], markdown: bool) -> Iterable[str]:
+    return (f"- {_escaped(line)}" for line in lines) if markdown else lines
+
+
 def _number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}"
 
 
 def _escaped(text: str) -> str:
     """Text that Markdown shows as it is."""
-    return "".join(f"\\{character}" if character in "\\`*_{}[]<>#|~" else character for character in text)
+    return "".join(f"\\{character}" if character in "\\`*_{}[]<>#|~&$" else character for character in text)
 
 
 def _grid(header: list[str], rows: list[list[str]], markdown: bool, right: set[int]) -> str:
