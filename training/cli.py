@@ -12,6 +12,7 @@ COMMANDS = {
     "translate": "translate raw text",
     "score": "score translations",
     "score-pairs": "log probabilities of given translations",
+    "align": "align the words of translations with those of their sources",
     "publish": "push a checkpoint to the Hub",
     "curves": "draw loss, BLEU and learning rate of a run",
     "demo-data": "generate the sentence pairs of the demo",
