@@ -15,6 +15,7 @@ COMMANDS = {
     "align": "align the words of translations with those of their sources",
     "publish": "push a checkpoint to the Hub",
     "curves": "draw loss, BLEU and learning rate of a run",
+    "attention": "draw what the tokens of a sentence attend to",
     "demo-data": "generate the sentence pairs of the demo",
 }
 
