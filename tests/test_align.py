@@ -1,13 +1,15 @@
+import copy
 import random
 
 import pytest
 import torch
 from conftest import tiny_model
 from test_translate import noisy_model
+from tokenizers import normalizers
 from transformers import MarianConfig, MarianMTModel
 
 import training.align
-from training.align import align, attention_of, best_layers, links_of, words_of
+from training.align import align, attention_of, best_maps, best_words, words_of
 from training.cli import main
 from training.tokenizer import train_tokenizer
 
@@ -83,15 +85,17 @@ def test_a_word_is_linked_where_most_of_its_attention_goes():
             [0.0, 0.1, 0.0, 0.6, 0.3],  # and 0.4 + 0.6 to word 1
         ]
     )
-    assert links_of(attention, [0, 0, None, 1, None], [0, None, 1, 1]) == [(0, 0), (1, 1)]
+    found = best_words(torch.stack([attention, attention[:, [3, 1, 2, 0, 4]]]), [0, 0, None, 1, None], [0, None, 1, 1])
+    # The second time 0.5 of the first word to word 0; of the second, 0.5 + 0.7 to word 0, 0.5 to word 1.
+    assert found.tolist() == [[0, 1], [0, 0]]
 
 
 def test_the_end_token_and_white_space_are_no_words():
-    assert links_of(torch.tensor([[0.6, 0.1, 0.3]]), [None, 0, None], [0]) == [(0, 0)]
+    assert best_words(torch.tensor([[0.6, 0.1, 0.3]]), [None, 0, None], [0]).tolist() == [0]
 
 
 def test_of_equals_the_first_is_linked():
-    assert links_of(torch.tensor([[0.2, 0.4, 0.4]]), [0, 1, 2], [0]) == [(1, 0)]
+    assert best_words(torch.tensor([[0.2, 0.4, 0.4]]), [0, 1, 2], [0]).tolist() == [1]
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 30, 4096])
@@ -117,24 +121,26 @@ def test_the_attention_is_the_models_own(tokenizer, texts):
         model.set_attn_implementation("sdpa")
         for layer in (1, 2):
             for method, rows in (("shift", slice(1, None)), ("naive", slice(0, -1))):
-                found = attention_of(model, tokenizer, source, target, layer, method)
-                assert found.shape == (labels.shape[1] - 1, inputs["input_ids"].shape[1])
-                torch.testing.assert_close(found, expected[layer - 1][0].mean(0)[rows])
-                torch.testing.assert_close(found.sum(-1), torch.ones(len(found)))
+                heads = expected[layer - 1][0]
+                for head, weights in (("mean", heads.mean(0)), (1, heads[0]), (2, heads[1])):
+                    found = attention_of(model, tokenizer, source, target, layer, head, method)
+                    assert found.shape == (labels.shape[1] - 1, inputs["input_ids"].shape[1])
+                    torch.testing.assert_close(found, weights[rows])
+                    torch.testing.assert_close(found.sum(-1), torch.ones(len(found)))
 
 
 @pytest.mark.parametrize("method", ["shift", "naive", "both"])
 def test_batches_and_padding_change_nothing(tokenizer, texts, method):
     model = noisy_model(tokenizer)
-    layer = None if method == "both" else 2
-    expected = align(model, tokenizer, *texts, layer, method, batch_tokens=1)
+    layer, head = (None, None) if method == "both" else (2, 1)
+    expected = align(model, tokenizer, *texts, layer, head, method, batch_tokens=1)
     for target, links in zip(texts[1], expected):
         assert sorted(word for _, word in links) == list(range(len(target.split())))
     assert len({source for links in expected for source, _ in links}) > 3
     for batch_tokens in (60, 4096):
-        assert align(model, tokenizer, *texts, layer, method, batch_tokens) == expected
+        assert align(model, tokenizer, *texts, layer, head, method, batch_tokens) == expected
     if layer:
-        alone = [align(model, tokenizer, [s], [t], layer, method)[0] for s, t in zip(*texts)]
+        alone = [align(model, tokenizer, [s], [t], layer, head, method)[0] for s, t in zip(*texts)]
         assert alone == expected
 
 
@@ -147,42 +153,57 @@ def test_the_models_attention_implementation_comes_back(tokenizer, texts):
     assert model.config._attn_implementation == "sdpa"
 
 
-def one_hot(columns: list[int]) -> torch.Tensor:
-    return torch.nn.functional.one_hot(torch.tensor(columns), 4).float()  # three words and the end
+def plant(monkeypatch, *layers: list[list[int]]) -> None:
+    """Attention by hand, for every pair: of every layer and head, the source token that each position looks at."""
+    looks_at = torch.tensor(layers)
+    cross = torch.nn.functional.one_hot(
+        looks_at, looks_at.shape[-1]
+    ).float()  # as many words, and the end, on either side
+
+    def planted(model, tokenizer, ids, maps, budget):
+        return ((i, training.align._choose(tuple(cross[:, None]), maps)[0]) for i in range(len(ids)))
+
+    monkeypatch.setattr(training.align, "_attentions", planted)
 
 
 @pytest.fixture
 def planted(monkeypatch):
-    """Attention by hand of a decoder of three layers over three words: right in layer 3 for what was read, in layer 1
-    for what is to be written. Rows: the start token, the three words of the translation."""
-    layers = torch.stack([one_hot([2, 0, 1, 0]), one_hot([0, 0, 1, 2]), one_hot([1, 2, 0, 1])])
-    monkeypatch.setattr(
-        training.align, "_attentions", lambda model, tokenizer, ids, budget: ((i, layers) for i in range(len(ids)))
-    )
+    """Attention over three words: head 2 of layer 3 is right for what was read, head 1 of layer 1 for what is to be
+    written. The mean of two heads looks at the earlier word of both."""
+    constant = [[place] * 4 for place in (0, 1)]
+    plant(monkeypatch, [[2, 0, 1, 1], constant[0]], [constant[1], constant[1]], [constant[0], [0, 2, 0, 1]])
     model = tiny_model(decoder_layers=3)
     return model, train_tokenizer(["a b c"], vocab_size=262, show_progress=False), ["a b c"], ["c a b"]
 
 
-def test_the_best_layers_are_those_that_agree(planted):
-    assert best_layers(*planted) == {"shift": 3, "naive": 1}
+def test_the_best_maps_are_those_that_agree(planted):
+    assert best_maps(*planted) == {"shift": (3, 2), "naive": (1, 1)}
     assert [align(*planted, method=method) for method in ("shift", "naive", "both")] == [[ROTATED]] * 3
-    assert align(*planted, layer=2, method="shift") == [[(0, 0), (1, 1), (2, 2)]]
 
 
-def test_layers_that_look_at_one_word_alone_are_not_the_best(monkeypatch):
+def test_a_layer_and_a_head_can_be_chosen(planted):
+    assert align(*planted, layer=3, head=2) == align(*planted, layer=1, head=1, method="naive") == [ROTATED]
+    assert align(*planted, layer=2) == [[(1, 0), (1, 1), (1, 2)]]
+    assert align(*planted, layer=3) == align(*planted, layer=3, head="mean") == [[(0, 0), (0, 1), (0, 2)]]
+
+
+def test_maps_that_look_at_one_word_alone_are_not_the_best(monkeypatch):
     """Layer 1 always looks at c. Of four words layer 2 has three right before they are read, layer 3 two after."""
-    rows = [2, 2, 2, 2, 2], [2, 0, 3, 0, 0], [1, 2, 0, 1, 1]
-    layers = torch.stack([torch.nn.functional.one_hot(torch.tensor(row), 5).float() for row in rows])
-    monkeypatch.setattr(training.align, "_attentions", lambda *_: [(0, layers)])
+    plant(monkeypatch, [[2, 2, 2, 2, 2]], [[2, 0, 3, 0, 0]], [[1, 2, 0, 1, 1]])
     tokenizer = train_tokenizer(["a b c d"], vocab_size=263, show_progress=False)
     assert len(tokenizer("a b c d")["input_ids"]) == 5
-    assert best_layers(tiny_model(decoder_layers=3), tokenizer, ["a b c d"], ["c a d b"]) == {"shift": 3, "naive": 2}
+    model = tiny_model(decoder_layers=3, num_heads=1)
+    best = best_maps(model, tokenizer, ["a b c d"], ["c a d b"])
+    assert best == {"shift": (3, "mean"), "naive": (2, "mean")}
 
 
-def test_layers_are_chosen_by_the_first_pairs(planted, monkeypatch):
+def test_maps_are_chosen_by_the_first_pairs(planted, monkeypatch):
     model, tokenizer, sources, translations = planted
     asked = []
-    monkeypatch.setattr(training.align, "best_layers", lambda m, t, s, *_: asked.append(s) or {"shift": 3, "naive": 1})
+    best = {"shift": (3, 2), "naive": (1, 1)}
+    monkeypatch.setattr(
+        training.align, "best_maps", lambda model, tokenizer, sources, *_: asked.append(sources) or best
+    )
     assert align(model, tokenizer, ["", *sources * 150], ["a", *translations * 150])[1:] == [ROTATED] * 150
     assert asked == [sources * 100]
 
@@ -191,6 +212,15 @@ def test_a_pair_with_no_words_on_a_side_has_no_links(copying):
     assert align(*copying, ["", "red", " ", "red"], ["", "", "red", "red"], layer=1) == [[], [], [], [(0, 0)]]
     assert align(*copying, [""], ["red"]) == [[]]
     assert align(*copying, [], []) == []
+
+
+def test_a_word_that_the_tokenizer_drops_has_no_link(copying):
+    model, tokenizer = copying
+    tokenizer = copy.deepcopy(tokenizer)
+    steps = [normalizers.Replace("*", ""), tokenizer.backend_tokenizer.normalizer]
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+    assert align(model, tokenizer, ["red cat"], ["cat * red"], layer=1) == [[(0, 2), (1, 0)]]
+    assert align(model, tokenizer, ["red cat", "*"], ["*", "cat"], layer=1) == [[], []]
 
 
 @torch.no_grad()
@@ -209,6 +239,9 @@ def test_a_model_of_another_architecture_is_aligned_too(tokenizer, texts):
     [
         ({"layer": 4}, "layer must be from 1 to 3, got 4"),
         ({"layer": 0}, "layer must be from 1 to 3, got 0"),
+        ({"layer": 1, "head": 2}, "head must be from 1 to 1, got 2"),
+        ({"layer": 1, "head": "all"}, "head must be a number or"),
+        ({"head": 1}, "head 1 needs the number of its layer"),
         ({"method": "best"}, "method must be one of shift, naive, both, got 'best'"),
         ({"method": "both", "layer": 1}, "takes two"),
     ],
@@ -223,7 +256,7 @@ def test_wrong_input_is_refused(copying, monkeypatch):
     with pytest.raises(ValueError, match="got 2 and 1"):
         align(model, tokenizer, ["red", "cat"], ["red"])
     with pytest.raises(ValueError, match="method must be one of shift, naive, got 'both'"):
-        attention_of(model, tokenizer, "red", "red", 1, "both")
+        attention_of(model, tokenizer, "red", "red", 1, method="both")
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
     with pytest.raises(ValueError, match="does not tell which characters"):
         align(model, tokenizer, ["red"], ["red"])
@@ -237,11 +270,11 @@ def test_the_command_prints_a_line_a_pair(copying, shuffled, tmp_path, capsys):
     (tmp_path / "de").write_text("\n".join([*translations, "cat"]) + "\n", encoding="utf-8")
     words = ["align", "--model", str(tmp_path / "model"), "--sources", str(tmp_path / "en")]
     words += ["--translations", str(tmp_path / "de")]
-    assert main([*words, "--layer", "1", "--batch-tokens", "40"]) == 0
+    assert main([*words, "--layer", "1", "--head", "1", "--batch-tokens", "40"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [*(" ".join(f"{s}-{t}" for s, t in links) for links in gold), ""]
     assert main(words) == 0
-    assert "by their agreement on 8 pairs" in capsys.readouterr().err
+    assert "by agreement on 8 pairs" in capsys.readouterr().err
     assert main([*words, "--layer", "4"]) == 1
     assert "layer must be from 1 to 3, got 4" in capsys.readouterr().err
     (tmp_path / "de").write_text("rot\n")
