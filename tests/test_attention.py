@@ -235,18 +235,24 @@ def test_a_wrong_command_line_is_refused_before_anything_is_loaded(options, mess
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_browser_draws_the_page(both, kind, tmp_path):
+def draw_in_browser(page: str, folder, script: str = "") -> str:
+    """The page as it is after its own and another script."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium to draw the page with")
+    file = folder / "page.html"
+    file.write_text(page.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    return subprocess.run(
+        [*command, "--dump-dom", file.as_uri()], capture_output=True, text=True, encoding="utf-8", timeout=120
+    ).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_browser_draws_the_page(both, kind, tmp_path):
     attention = attention_maps(*both, HOSTILE, "ein <b> Hund")
-    file = tmp_path / "page.html"
-    file.write_text(attention_page(attention, kind, layer=2, head="mean"), encoding="utf-8")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    drawn = subprocess.run([*command, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120)
-    page = Page(drawn.stdout)
+    page = Page(draw_in_browser(attention_page(attention, kind, layer=2, head="mean"), tmp_path))
     rows, columns = attention.tokens(kind)
     assert page.names == rows
     weights = attention.weights[kind][1].mean(0)
@@ -258,3 +264,23 @@ def test_a_browser_draws_the_page(both, kind, tmp_path):
         assert float(text.removesuffix(" %")) == pytest.approx(100 * weight, abs=0.51)
     assert sum(tag == "path" for tag, _ in page.opened) > len(rows)
     assert sum("checked" in a or a.get("type") == "radio" for _, a in page.opened) == 3 + 2 + 3
+
+
+@pytest.mark.slow
+def test_keys_and_buttons_change_what_the_page_shows(both, tmp_path):
+    """Choose head 2, then go down from the first row and keep the second; the status says what it attends to."""
+    attention = attention_maps(*both, "a dog", "ein Hund")
+    script = """
+        document.querySelectorAll("input[name=head]")[2].click();
+        const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+        document.querySelector("tbody th").focus();
+        press("ArrowDown"); press("Enter"); document.activeElement.blur();
+        document.title = document.querySelector("#status").textContent;
+    """
+    drawn = draw_in_browser(attention_page(attention, layer=1), tmp_path, script)
+    weights = attention.weights["cross"][0, 1, 1]
+    first = attention.source_tokens[weights.argmax()]
+    read, written = attention.read_tokens[1], attention.written_tokens[1]
+    said = f"<title>Having read “{read}”, to write “{written}”, the decoder attends to “{first}” "
+    assert said.replace("</s>", "&lt;/s&gt;") in drawn
+    assert drawn.count('<tr class="chosen">') == 1
