@@ -4,16 +4,14 @@ import argparse
 import json
 import sys
 
-import torch
-from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .score import read_parallel
-from .translate import DTYPES, load_checkpoint, positive, token_batches
+from .search import TokenTexts, id_log_probabilities
+from .translate import DTYPES, load_checkpoint, positive
 
 
-@torch.no_grad()
 def token_log_probabilities(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -34,22 +32,8 @@ def token_log_probabilities(
     Returns:
         `list[list[float]]`: For each pair, a number a token. Their sum is `-loss` times their count.
     """
-    pairs = [
-        (tokenizer(source)["input_ids"], tokenizer(text)["input_ids"]) for source, text in zip(sources, translations)
-    ]
-    results: list[list[float]] = [[]] * len(pairs)
-    for batch in token_batches([max(len(side) for side in pair) for pair in pairs], batch_tokens):
-        inputs = tokenizer.pad({"input_ids": [pairs[i][0] for i in batch]}, return_tensors="pt").to(model.device)
-        targets = tokenizer.pad({"input_ids": [pairs[i][1] for i in batch]}, return_tensors="pt").to(model.device)
-        labels = targets["input_ids"]
-        decoder_inputs = model.prepare_decoder_input_ids_from_labels(labels)
-        logits = model(**inputs, decoder_input_ids=decoder_inputs).logits.float()
-        found = -F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-        for index, row in zip(batch, found.tolist()):
-            results[index] = row[: len(pairs[index][1])]
-        if progress is not None:
-            progress.update(len(batch))
-    return results
+    encoded = [[tokenizer(text)["input_ids"] for text in side] for side in (sources, translations)]
+    return id_log_probabilities(model, tokenizer, *encoded, batch_tokens, progress)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -67,15 +51,12 @@ def main(argv: list[str] | None = None) -> None:
     model, tokenizer = load_checkpoint(args.model, args.dtype)
     with tqdm(total=len(sources), unit=" pairs", desc="Scoring") as progress:
         results = token_log_probabilities(model, tokenizer, sources, translations, args.batch_tokens, progress)
+    texts = TokenTexts(tokenizer)
     for text, numbers in zip(translations, results):
         if not args.tokens:
             print(f"{sum(numbers):.4f}")
             continue
-        tokens = tokenizer(text)["input_ids"]
-        first = len(tokenizer.decode(tokens[:1]))
-        # Behind another token, as at the start of a text a space is left out.
-        texts = [tokenizer.decode([tokens[0], token])[first:] for token in tokens]
-        shares = [[text, round(number, 4)] for text, number in zip(texts, numbers)]
+        shares = [[texts[token], round(number, 4)] for token, number in zip(tokenizer(text)["input_ids"], numbers)]
         print(json.dumps({"log_probability": round(sum(numbers), 4), "tokens": shares}, ensure_ascii=False))
     sys.stdout.flush()
 

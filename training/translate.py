@@ -1,17 +1,20 @@
-"""Translate raw text with a checkpoint: a file or standard input to a file or standard output, order kept."""
+"""Translate raw text with a checkpoint: a file or standard input to a file or standard output, order kept.
+
+Works with several processes, each on a device of its own: with --processes, or under torchrun or `accelerate launch`.
+"""
 
 import argparse
 import contextlib
-import hashlib
-import json
 import logging
-import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import torch
+from torch.distributed import is_torchelastic_launched
 from tqdm import tqdm
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -22,32 +25,24 @@ from transformers import (
 
 from hf_vaswani import VaswaniTranslationPipeline
 
-from .data import check_file, read_lines
+from .data import DataError, check_file, read_lines
+from .output import FORMATS, PartialOutput, fingerprint
+from .processes import Processes, launch
+from .search import Request, Sampling, Search, Translation, position_limit, share_of_batches, token_batches
+from .segment import split_line
 
 
 logger = logging.getLogger(__name__)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+MAX_SOURCE_TOKENS = 1024  # of a model that has no limit itself
 
 
-def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
-    """Indices of `lengths` in batches of similar length, each of at most `budget` tokens with padding, longest first.
-
-    A sentence over the budget is a batch of its own; a sentence of no tokens is in no batch.
-
-    >>> list(token_batches([3, 1, 2, 0], budget=4))
-    [[0], [2, 1]]
-    """
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if not lengths[index]:
-            break
-        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+def encode(tokenizer: PreTrainedTokenizerBase, sentences: list[str]) -> list[list[int]]:
+    """Token ids of sentences, end token included; none for what is empty or only white space."""
+    texts = [sentence for sentence in sentences if sentence.strip()]
+    ids = iter(tokenizer(texts)["input_ids"] if texts else [])
+    return [next(ids) if sentence.strip() else [] for sentence in sentences]
 
 
 @torch.no_grad()
@@ -72,29 +67,29 @@ def translate(
 
     Returns:
         `list[str]`: As many as `sentences`.
+
+    Raises:
+        ValueError: A sentence is longer than the model's learned positions.
     """
-    ids = [tokenizer(s)["input_ids"] if s.strip() else [] for s in sentences]
+    ids = encode(tokenizer, sentences)
     _check_lengths(model, sentences, ids)
+    search = Search([model], tokenizer, batch_tokens, **generate_kwargs)
     translations = [""] * len(sentences)
     if progress is not None:
         progress.update(sum(not i for i in ids))
     for batch in token_batches([len(i) for i in ids], batch_tokens):
-        inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-        outputs = model.generate(**inputs, **generate_kwargs)
-        for index, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True)):
-            translations[index] = text
+        for index, found in zip(batch, search([Request(ids[i]) for i in batch])):
+            translations[index] = found[0].text
         if progress is not None:
             progress.update(len(batch))
     return translations
 
 
 def _check_lengths(model: PreTrainedModel, sentences: list[str], ids: list[list[int]]) -> None:
-    """Raises ValueError for a sentence that does not fit a learned position table; sinusoids have no limit."""
-    if getattr(model.config, "position_embedding", None) != "learned":
-        return
-    room = model.config.max_position_embeddings
+    """Raises ValueError for a sentence that does not fit a learned position table."""
+    room = position_limit(model)
     for sentence, tokens in zip(sentences, ids):
-        if len(tokens) > room:
+        if room is not None and len(tokens) > room:
             raise ValueError(
                 f"A sentence has {len(tokens)} tokens, and the model's learned positions end at {room}: "
                 f"{sentence[:60]!r}..."
@@ -110,12 +105,15 @@ def translate_lines(
         yield from translate(model, tokenizer, chunk, **kwargs)
 
 
-def load_checkpoint(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model, in evaluation mode on the accelerator where there is one, and tokenizer of a folder or a Hub repository.
+def load_checkpoint(
+    name: str, dtype: str = "auto", device: torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model, in evaluation mode, and tokenizer of a folder or a Hub repository.
 
     Args:
         name (`str`): Folder or repository.
         dtype (`str`): Type to compute with: one of `DTYPES`; "auto" is the one the weights have, "int8" is for a CPU.
+        device (`torch.device`, *optional*): Where to; the accelerator, if there is one.
 
     Raises:
         OSError: No such checkpoint.
@@ -125,80 +123,165 @@ def load_checkpoint(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, Pr
     tokenizer = AutoTokenizer.from_pretrained(name)
     if not 0 <= model.config.vocab_size - len(tokenizer) < VaswaniTranslationPipeline.MOST_PADDING:
         raise ValueError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}.")
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    if device is None:
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     if dtype == "int8":
         model, device = model.to_int8(), "cpu"
     return model.eval().to(device), tokenizer
 
 
-class PartialOutput:
-    """A file of translations that grows beside its final place, and can be gone on with after an interruption.
+def load_ensemble(
+    names: list[str], dtype: str = "auto", device: torch.device | None = None
+) -> tuple[list[PreTrainedModel], PreTrainedTokenizerBase]:
+    """Models that decode together, and their one tokenizer.
 
     Args:
-        output (`str`): File to write. It appears when everything is translated; until then its lines are in
-            `output.partial`, and what they were made from in `output.partial.json`.
-        job (`dict`): What the translations depend on.
-        resume (`bool`): Go on with a partial file.
-
-    Attributes:
-        lines (`int`): Translations that are there already.
+        names, dtype, device: As of `load_checkpoint`, one name or more.
 
     Raises:
-        FileExistsError: There is a partial file, and it is not to be gone on with.
-        FileNotFoundError: There is none to go on with.
-        ValueError: It was made from something else.
+        ValueError: Two checkpoints have different tokenizers.
+    """
+    models, tokenizers = zip(*(load_checkpoint(name, dtype, device) for name in names))
+    for name, tokenizer in zip(names, tokenizers):
+        if tokenizer.backend_tokenizer.to_str() != tokenizers[0].backend_tokenizer.to_str():
+            raise ValueError(f"{names[0]} and {name} have different tokenizers; an ensemble needs the same.")
+    return list(models), tokenizers[0]
+
+
+@dataclass
+class Line:
+    """A line to translate: its number from 1, its text, and what its translation begins with."""
+
+    number: int
+    text: str
+    prefix: str = ""
+
+
+def read_sources(file: str, prefix_file: str | None = None) -> Iterator[Line]:
+    """The lines of a text file or of the standard input, `-`, with those of a parallel file of prefixes.
+
+    Raises:
+        DataError: The files do not have the same number of lines, or cannot be read.
+    """
+    if prefix_file is None:
+        for number, text in enumerate(read_lines(file), start=1):
+            yield Line(number, text)
+        return
+    for number, (text, prefix) in enumerate(zip_longest(read_lines(file), read_lines(prefix_file)), start=1):
+        if text is None or prefix is None:
+            shorter, longer = (file, prefix_file) if text is None else (prefix_file, file)
+            raise DataError(f"{shorter} has {number - 1} lines, {longer} has more.")
+        yield Line(number, text, prefix)
+
+
+@dataclass
+class Corpus:
+    """Makes requests of lines: cuts what is too long, and looks for what cannot be translated.
+
+    Args:
+        search (`Search`): Whose model and tokenizer count.
+        file (`str`), prefix_file (`str`, *optional*): What the lines are of, for messages.
+        limit (`int`): Most source tokens of a line, with the end token.
+        split (`bool`): Cut a longer line (see `segment.py`); otherwise it is an error.
+
+    Attributes:
+        cut (`list[int]`): Numbers of the lines that were cut.
     """
 
-    def __init__(self, output: str, job: dict, resume: bool):
-        self.output, self.partial, self.record = (
-            Path(output),
-            Path(f"{output}.partial"),
-            Path(f"{output}.partial.json"),
-        )
-        self.lines = 0
-        if resume:
-            self._check(job)
-            size = 0
-            with open(self.partial, "rb") as file:
-                for line in file:
-                    if line.endswith(b"\n"):  # the last one may be cut off
-                        self.lines, size = self.lines + 1, size + len(line)
-            os.truncate(self.partial, size)
-        elif self.partial.exists():
-            raise FileExistsError(
-                f"{self.partial} holds an earlier run: pass --resume to go on with it, or delete it to start anew."
+    search: Search
+    file: str
+    prefix_file: str | None
+    limit: int
+    split: bool
+    cut: list[int] = field(default_factory=list)
+
+    def requests(self, lines: list[Line]) -> list[list[Request]]:
+        """Those of each line, in order: none for an empty one, several for one that is cut.
+
+        A prefix is for the first piece. It ends where its last token does: its last word is taken as complete, and
+        white space behind it as part of what follows.
+
+        Raises:
+            DataError: A line is too long and cannot or must not be cut, or a prefix fills the translation.
+        """
+        tokenizer, found = self.search.tokenizer, []
+        for line, ids in zip(lines, encode(tokenizer, [line.text for line in lines])):
+            pieces = [ids] if ids else []
+            if len(ids) > self.limit:
+                pieces = encode(tokenizer, self._cut(line, len(ids)))
+            found.append([Request(piece, key=(line.number, index)) for index, piece in enumerate(pieces)])
+            if line.prefix.strip() and pieces:
+                found[-1][0].prefix = self._prefix(line, len(pieces[0]))
+        return found
+
+    def _cut(self, line: Line, tokens: int) -> list[str]:
+        place = f"{_name(self.file)}:{line.number}"
+        if not self.split:
+            raise DataError(f"{place}: {tokens} tokens, where {self.limit} are allowed: {line.text[:60]!r}...")
+        try:
+            pieces = split_line(line.text, lambda text: len(self.search.tokenizer(text)["input_ids"]), self.limit)
+        except ValueError as error:
+            raise DataError(f"{place}: {error}") from None
+        self.cut.append(line.number)
+        return pieces
+
+    def _prefix(self, line: Line, source_tokens: int) -> list[int]:
+        prefix = self.search.tokenizer(line.prefix.rstrip(), add_special_tokens=False)["input_ids"]
+        longest = self.search.longest_output(source_tokens)
+        if longest is not None and len(prefix) >= longest:
+            raise DataError(
+                f"{self.prefix_file}:{line.number}: the prefix has {len(prefix)} tokens, and the translation of a "
+                f"source of {source_tokens} ends at {longest}."
             )
-        else:
-            self.record.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
+        return prefix
 
-    def _check(self, job: dict) -> None:
-        if not (self.partial.is_file() and self.record.is_file()):
-            raise FileNotFoundError(f"--resume: there is no {self.partial} to go on with.")
-        earlier = json.loads(self.record.read_text(encoding="utf-8"))
-        if changed := [
-            f"{name} ({earlier.get(name)!r}, now {job[name]!r})" for name in job if earlier.get(name) != job[name]
-        ]:
-            raise ValueError(f"--resume: {self.partial} is of another run: {', '.join(changed)}.")
-
-    def __enter__(self) -> "PartialOutput":
-        self.file = open(self.partial, "a", encoding="utf-8", newline="\n")
-        return self
-
-    def write(self, text: str) -> None:
-        self.file.write(text)
-
-    def __exit__(self, kind, *_) -> None:
-        self.file.close()
-        if kind is None:
-            self.partial.replace(self.output)
-            self.record.unlink()
+    def report(self) -> None:
+        """Log what was cut, if anything was."""
+        if self.cut:
+            some = ", ".join(map(str, self.cut[:5])) + (", ..." if len(self.cut) > 5 else "")
+            logger.warning(
+                "Cut into pieces, as they have more than %d tokens: %d lines of %s (%s).",
+                *(self.limit, len(self.cut), _name(self.file), some),
+            )
 
 
-def fingerprint(file: str) -> str:
-    """Size and beginning of a file, which tell whether it is still the same."""
-    with open(file, "rb") as stream:
-        beginning = hashlib.sha256(stream.read(2**20)).hexdigest()
-    return f"{Path(file).stat().st_size} bytes, {beginning[:16]}"
+def _name(file: str) -> str:
+    return "standard input" if file == "-" else file
+
+
+def translate_window(
+    search: Search, lines: list[list[Request]], processes: Processes, progress: tqdm
+) -> list[list[Translation]]:
+    """Translations of lines, given as the requests of each, by all processes together; in every process.
+
+    Args:
+        search (`Search`): With this process's models.
+        lines (`list[list[Request]]`): The same in every process.
+        processes (`Processes`): Who takes part.
+        progress (`tqdm`): Moved on by one a line, by the end of the window.
+
+    Returns:
+        `list[list[Translation]]`: `search.n_best` a line, empty ones for an empty line.
+    """
+    requests = list(chain.from_iterable(lines))
+    lengths, start = [len(request.ids) for request in requests], progress.n
+    whole = len(lines) / max(1, len(requests))
+
+    def work() -> list[tuple[int, list[Translation]]]:
+        found = []
+        for batch in share_of_batches(search.batches(requests), lengths, processes.rank, processes.count):
+            found += zip(batch, search([requests[index] for index in batch]))
+            progress.update(start + int(whole * len(found)) - progress.n)
+        return found
+
+    found = dict(processes.gather(processes.together(work)))
+    progress.update(start + len(lines) - progress.n)
+    pieces = iter([found[index] for index in range(len(requests))])
+    translations = []
+    for line in lines:
+        ranks = zip(*islice(pieces, len(line))) if line else [[Translation()]] * search.n_best
+        translations.append([Translation.joined(list(parts)) for parts in ranks])
+    return translations
 
 
 def positive(text: str) -> int:
@@ -208,55 +291,208 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`hf-vaswani translate`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani translate", description=__doc__)
-    parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
-    parser.add_argument("--input", default="-", help="text file, a sentence a line, plain or .gz (standard input)")
-    parser.add_argument("--output", help="text file to write (standard output)")
-    parser.add_argument("--resume", action="store_true", help="go on with an --output that was interrupted")
-    parser.add_argument("--batch-tokens", type=positive, default=4096, help="source tokens of a batch (%(default)s)")
-    parser.add_argument(
-        "--window", type=positive, default=10_000, help="lines sorted by length at a time (%(default)s)"
-    )
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
-    parser.add_argument("--num-beams", type=positive, help="instead of the checkpoint's")
-    parser.add_argument("--length-penalty", type=float, help="instead of the checkpoint's (the paper's α: 0.6)")
-    args = parser.parse_args(argv)
+def above_zero(text: str) -> float:
+    """A number above 0, for argparse."""
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return float(text)
 
-    if args.input != "-":
-        check_file(args.input)
+
+def share(text: str) -> float:
+    """A number above 0 and not above 1, for argparse."""
+    if not 0 < float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
+    return float(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line of `hf-vaswani translate`."""
+    parser = argparse.ArgumentParser(prog="hf-vaswani translate", description=__doc__)
+    add = parser.add_argument
+    add("--model", required=True, nargs="+", help="checkpoint folder or Hub repository; several are an ensemble")
+    add("--input", default="-", help="text file, a sentence a line, plain or .gz (standard input)")
+    add("--output", help="text file to write (standard output)")
+    add("--resume", action="store_true", help="go on with an --output that was interrupted")
+    add("--format", choices=FORMATS, help="text: the best translation a line; nbest: Moses' lists; jsonl: an object a "
+        "line, with scores and the log probability of every token (text, or nbest with --n-best)")  # fmt: skip
+    add("--n-best", type=positive, help="translations of each sentence (1)")
+    add("--target-prefix", help="text file parallel to --input: what each translation begins with, in whole words")
+    add("--max-source-tokens", type=positive, help="longer lines are cut into pieces that are translated one by one "
+        f"(the model's limit, or {MAX_SOURCE_TOKENS})")  # fmt: skip
+    add("--long-lines", choices=("split", "error"), default="split", help="what to do about these (%(default)s)")
+    add("--batch-tokens", type=positive, default=4096, help="source tokens of a batch (%(default)s)")
+    add("--window", type=positive, default=10_000, help="lines sorted by length at a time (%(default)s)")
+    add("--processes", type=positive, default=1, help="processes to start, on as many accelerators or all on the CPU")
+    add("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
+    add("--num-beams", type=positive, help="instead of the checkpoint's")
+    add("--length-penalty", type=float, help="instead of the checkpoint's (the paper's α: 0.6)")
+    add("--sample", action="store_true", help="draw translations at random, instead of searching for the likeliest")
+    add("--temperature", type=above_zero, help="of --sample (1)")
+    add("--top-k", type=positive, help="of --sample: from so many likeliest tokens (all)")
+    add("--top-p", type=share, help="of --sample: from the likeliest tokens with this probability together (all)")
+    add("--seed", type=int, help="of --sample: another draws other translations (0)")
+    return parser
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The arguments, where they make sense together; otherwise exits with a message, as argparse does."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    for file in (args.input, args.target_prefix):
+        if file is not None and file != "-":
+            check_file(file)
     if args.output and not Path(args.output).parent.is_dir():
         parser.error(f"--output {args.output}: no such folder")
     if args.resume and not (args.output and Path(args.input).is_file()):
         parser.error("--resume needs an --input file and an --output file")
+    if args.target_prefix == "-":
+        parser.error("--target-prefix must be a file")
+    if args.processes > 1 and not Path(args.input).is_file():
+        parser.error("--processes needs an --input file, as every process reads it")
+    given = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(args, name) is not None]
+    if given and not args.sample:
+        parser.error(f"--{given[0].replace('_', '-')} is for --sample")
+    if args.seed is not None and args.seed < 0:
+        parser.error(f"--seed must not be negative, got {args.seed}")
+    if args.sample and (args.num_beams or 1) > 1:
+        parser.error(f"--sample has no beams, got --num-beams {args.num_beams}")
+    args.sampling = {name: getattr(args, name) for name in given} if args.sample else None
+    if args.format == "text" and (args.n_best or 1) > 1:
+        parser.error("--n-best needs --format nbest or jsonl: a text has one translation a line")
+    args.format = args.format or ("text" if args.n_best is None else "nbest")
+    args.n_best = args.n_best or 1
     options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
-    options = {name: value for name, value in options.items() if value is not None}
-    output, total, done = sys.stdout, None, 0
+    args.options = {name: value for name, value in options.items() if value is not None}
+    return args
+
+
+def describe(args: argparse.Namespace) -> dict:
+    """What the translations depend on, for `--resume` to compare."""
+    job = {"model": args.model[0] if len(args.model) == 1 else args.model, "dtype": args.dtype}
+    job |= {"options": args.options, "input": args.input, "content": None}
+    job |= {"format": args.format, "n_best": args.n_best, "sampling": args.sampling}
+    job |= {"max_source_tokens": args.max_source_tokens, "long_lines": args.long_lines}
+    job |= {"target_prefix": args.target_prefix, "prefixes": None}
     if Path(args.input).is_file():
-        total = sum(1 for _ in read_lines(args.input))
+        job["content"] = fingerprint(args.input)
+    if args.target_prefix:
+        job["prefixes"] = fingerprint(args.target_prefix)
+    return job
+
+
+def load_corpus(args: argparse.Namespace, device: torch.device) -> Corpus:
+    """The models, and how to translate lines with them, as the command line says.
+
+    Raises:
+        ValueError: The command line asks for what the models cannot do.
+    """
+    models, tokenizer = load_ensemble(args.model, args.dtype, device)
+    search = Search(
+        models,
+        tokenizer,
+        args.batch_tokens,
+        args.n_best,
+        None if args.sampling is None else Sampling(**args.sampling),
+        scores=args.format != "text",
+        log_probabilities=args.format == "jsonl",
+        **args.options,
+    )
+    places = min((limit for limit in map(position_limit, models) if limit is not None), default=None)
+    if places is not None and (args.max_source_tokens or 0) > places:
+        raise ValueError(
+            f"--max-source-tokens {args.max_source_tokens}: the model's learned positions end at {places}."
+        )
+    limit = args.max_source_tokens or places or MAX_SOURCE_TOKENS
+    return Corpus(search, args.input, args.target_prefix, limit, args.long_lines == "split")
+
+
+def count_lines(args: argparse.Namespace) -> int | None:
+    """Lines to translate, unless they come from a stream.
+
+    Raises:
+        DataError: There are not as many prefixes, or a file cannot be read.
+    """
+    if not Path(args.input).is_file():
+        return None
+    return sum(1 for _ in read_sources(args.input, args.target_prefix))
+
+
+def open_output(args: argparse.Namespace, processes: Processes) -> PartialOutput | None:
+    """The file to write, of the process that writes; without `--output` that is its standard output."""
+    if processes.count > 1 and not Path(args.input).is_file():
+        raise ValueError("Several processes need an --input file, as each of them reads it.")
+    if args.processes > 1 and processes.count != args.processes:
+        raise ValueError(f"--processes {args.processes}: something else has started {processes.count} already.")
+    if not processes.is_main:
+        return None
     if args.output:
-        job = {"model": args.model, "dtype": args.dtype, "options": options}
-        job |= {"input": args.input, "content": fingerprint(args.input) if total is not None else None}
-        output = PartialOutput(args.output, job, args.resume)
-        done = output.lines
-    else:
-        output.reconfigure(encoding="utf-8", newline="\n")
-    model, tokenizer = load_checkpoint(args.model, args.dtype)
-    with (
-        output if args.output else contextlib.nullcontext(),
-        tqdm(total=total, initial=done, unit=" sentences", desc="Translating") as progress,
-    ):
-        for text in translate_lines(
-            model,
-            tokenizer,
-            islice(read_lines(args.input), done, None),
-            args.window,
-            batch_tokens=args.batch_tokens,
-            progress=progress,
-            **options,
-        ):
-            output.write(text.replace("\n", " ") + "\n")
+        return PartialOutput(args.output, describe(args), args.resume, args.n_best if args.format == "nbest" else 1)
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    return None
+
+
+def translate_corpus(args: argparse.Namespace, corpus: Corpus, output, done: int, total, processes: Processes) -> None:
+    """Translate the lines from number `done` on, window by window, and say how fast it went.
+
+    Args:
+        args (`argparse.Namespace`): Of `parse_arguments`.
+        corpus (`Corpus`): How to translate.
+        output (file, *optional*): Where to write to, in one process only.
+        done (`int`), total (`int`, *optional*): Lines that are translated already, and in all.
+        processes (`Processes`): Who takes part.
+    """
+    sources = islice(read_sources(args.input, args.target_prefix), done, None)
+    bar = {"total": total, "initial": done, "unit": " sentences", "desc": "Translating"}
+    first, tokens, started = done, 0, time.perf_counter()
+    with tqdm(**bar, disable=not processes.is_main) as progress:
+        while True:
+            lines = processes.together(lambda: list(islice(sources, args.window)))
+            if not lines:
+                break
+            requests = processes.together(lambda lines=lines: corpus.requests(lines))
+            translations = translate_window(corpus.search, requests, processes, progress)
+            tokens += sum(len(request.ids) for line in requests for request in line)
+            done += len(lines)
+            if output is not None:
+                for line, found in zip(lines, translations):
+                    output.write(FORMATS[args.format](line.number - 1, line.text, found))
+                output.flush()
+    if processes.is_main:
+        corpus.report()
+        report_speed(done - first, tokens, time.perf_counter() - started)
+
+
+def report_speed(sentences: int, tokens: int, seconds: float) -> None:
+    """Log a line about it."""
+    logger.info(
+        "%d sentences in %.1f s: %.1f sentences/s, %.0f source tokens/s.",
+        *(sentences, seconds, sentences / seconds, tokens / seconds),
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`hf-vaswani translate`."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse_arguments(argv)
+    if args.processes > 1 and not is_torchelastic_launched():
+        devices = torch.accelerator.device_count() if args.dtype != "int8" else 0
+        if 0 < devices < args.processes:
+            raise ValueError(f"--processes {args.processes}: there are only {devices} devices.")
+        launch(args.processes, f"{__package__}.cli", ["translate", *argv])
+        return
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logger.setLevel(logging.INFO)
+    processes = Processes(cpu=args.dtype == "int8")
+    with contextlib.ExitStack() as stack:
+        total = processes.together(lambda: count_lines(args))
+        output = processes.together(lambda: open_output(args, processes))
+        corpus = processes.together(lambda: load_corpus(args, processes.device))
+        processes.together(lambda: output and stack.enter_context(output))
+        done = processes.gather([0 if output is None else output.sentences])[0]
+        if processes.is_main and output is None:
+            output = sys.stdout
+        translate_corpus(args, corpus, output, done, total, processes)
+    processes.end()
 
 
 if __name__ == "__main__":

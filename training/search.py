@@ -1,0 +1,346 @@
+"""Token ids in, translations out: a batch of sentences through `generate()`, with scores and log probabilities.
+
+Also which batches there are, and which of them each of several processes takes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from tqdm import tqdm
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+
+def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
+    """Indices of `lengths` in batches of similar length, each of at most `budget` tokens with padding, longest first.
+
+    A sentence over the budget is a batch of its own; a sentence of no tokens is in no batch.
+
+    >>> list(token_batches([3, 1, 2, 0], budget=4))
+    [[0], [2, 1]]
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not lengths[index]:
+            break
+        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def share_of_batches(batches: list[list[int]], lengths: list[int], rank: int, processes: int) -> list[list[int]]:
+    """The batches that one of several processes takes, so that all have about as many tokens to do, with padding.
+
+    The largest batch goes first, each to the process that has least so far; every process finds the same.
+
+    Args:
+        batches (`list[list[int]]`): Indices of `lengths`, as of `token_batches`.
+        lengths (`list[int]`): Tokens of every sentence.
+        rank, processes (`int`): Which process of how many.
+
+    >>> [share_of_batches([[0], [1, 2], [3]], [9, 4, 3, 1], rank, 2) for rank in (0, 1)]
+    [[[0]], [[1, 2], [3]]]
+    """
+    sizes = [len(batch) * max(lengths[index] for index in batch) for batch in batches]
+    loads, shares = [0] * processes, [[] for _ in range(processes)]
+    for index in sorted(range(len(batches)), key=lambda i: -sizes[i]):
+        least = loads.index(min(loads))
+        loads[least] += sizes[index]
+        shares[least].append(batches[index])
+    return shares[rank]
+
+
+@torch.no_grad()
+def id_log_probabilities(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[list[int]],
+    targets: list[list[int]],
+    batch_tokens: int = 4096,
+    progress: tqdm | None = None,
+) -> list[list[float]]:
+    """Natural logarithms of the probabilities of every translation's tokens, by forced decoding.
+
+    Args:
+        model (`PreTrainedModel`): In evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint; it pads.
+        sources, targets (`list[list[int]]`): Token ids, as many lists of the one as of the other; a target is without
+            the start token, and with the end token where that is to count.
+        batch_tokens (`int`): Tokens of a batch on its longer side, padding included.
+        progress (`tqdm`, *optional*): Moved on by one a pair.
+
+    Returns:
+        `list[list[float]]`: For each pair, a number a token of the target.
+    """
+    results: list[list[float]] = [[]] * len(sources)
+    for batch in token_batches([max(len(s), len(t)) for s, t in zip(sources, targets)], batch_tokens):
+        inputs = tokenizer.pad({"input_ids": [sources[i] for i in batch]}, return_tensors="pt").to(model.device)
+        labels = tokenizer.pad({"input_ids": [targets[i] for i in batch]}, return_tensors="pt").to(model.device)
+        labels = labels["input_ids"]
+        decoder_inputs = model.prepare_decoder_input_ids_from_labels(labels)
+        logits = model(**inputs, decoder_input_ids=decoder_inputs).logits.float()
+        found = -F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+        for index, row in zip(batch, found.tolist()):
+            results[index] = row[: len(targets[index])]
+        if progress is not None:
+            progress.update(len(batch))
+    return results
+
+
+class TokenTexts(dict):
+    """The text of every token, found when it is first asked for.
+
+    Behind another token, as at the start of a text a space is left out.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.before = tokenizer("a", add_special_tokens=False)["input_ids"]
+        self.skipped = len(tokenizer.decode(self.before))
+
+    def __missing__(self, token: int) -> str:
+        self[token] = self.tokenizer.decode([*self.before, token])[self.skipped :]
+        return self[token]
+
+
+@dataclass
+class Sampling:
+    """How to draw translations.
+
+    Args:
+        temperature (`float`): Divides the logits.
+        top_k (`int`, *optional*): Draw from so many likeliest tokens.
+        top_p (`float`, *optional*): Draw from the likeliest tokens that have this probability together.
+        seed (`int`): Of the random numbers.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def warpers(self) -> LogitsProcessorList:
+        """What changes the distribution, in the library's order."""
+        warpers = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
+        if self.top_k is not None:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p is not None:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        return warpers
+
+
+class SeededDraw(LogitsProcessor):
+    """Leaves of every row's next tokens only one, drawn by random numbers of that row's own.
+
+    So what is drawn for a sentence does not depend on the sentences beside it, up to rounding of the logits.
+
+    Args:
+        sampling (`Sampling`): How to draw.
+        keys (`list[tuple[int, ...]]`): What makes a row's random numbers, besides the seed.
+    """
+
+    def __init__(self, sampling: Sampling, keys: list[tuple[int, ...]]):
+        self.warpers = sampling.warpers()
+        self.generators = [np.random.default_rng([sampling.seed, *key]) for key in keys]
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """`input_ids` `(rows, tokens)`, `scores` `(rows, vocabulary)`."""
+        sums = self.warpers(input_ids, scores).float().softmax(-1).cumsum(-1)
+        draws = [[generator.random(dtype=np.float32)] for generator in self.generators]
+        drawn = torch.searchsorted(sums, torch.tensor(draws, device=sums.device) * sums[:, -1:], right=True)
+        last = (sums < sums[:, -1:]).sum(-1, keepdim=True)  # the last possible one, should the product be rounded up
+        return torch.full_like(scores, -torch.inf).scatter(1, drawn.minimum(last), 0.0)
+
+
+@dataclass
+class Request:
+    """A sentence to translate.
+
+    Args:
+        ids (`list[int]`): Its tokens, with the end token.
+        prefix (`list[int]`): Tokens that every translation begins with.
+        key (`tuple[int, ...]`): Tells it from others where translations are drawn at random.
+    """
+
+    ids: list[int]
+    prefix: list[int] = field(default_factory=list)
+    key: tuple[int, ...] = ()
+
+
+@dataclass
+class Translation:
+    """One translation of a sentence.
+
+    Args:
+        text (`str`): Without special tokens.
+        score (`float`): What the search ranks it by; of greedy search and samples, the log probability.
+        tokens (`list[tuple[str, float]]`): Every token's text and log probability, the end token's too.
+    """
+
+    text: str = ""
+    score: float = 0.0
+    tokens: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def log_probability(self) -> float:
+        return sum(number for _, number in self.tokens)
+
+    @classmethod
+    def joined(cls, pieces: list["Translation"]) -> "Translation":
+        """Of a line from those of its pieces."""
+        if len(pieces) == 1:
+            return pieces[0]
+        tokens = [token for piece in pieces for token in piece.tokens]
+        return cls(" ".join(piece.text for piece in pieces), sum(piece.score for piece in pieces), tokens)
+
+
+class Search:
+    """Translates batches of sentences, best translation first.
+
+    Args:
+        models (`list[PreTrainedModel]`): In evaluation mode; several decode together, as an ensemble.
+        tokenizer (`PreTrainedTokenizerBase`): Of them all.
+        batch_tokens (`int`): Source tokens of a batch, padding included.
+        n_best (`int`): Translations of each sentence.
+        sampling (`Sampling`, *optional*): Draw translations, instead of searching for them.
+        scores, log_probabilities (`bool`): Whether translations have these.
+        **generate_kwargs: For `generate()`.
+
+    Raises:
+        ValueError: The search does not have as many beams as translations to give, or an ensemble is asked for what
+            only one model has.
+    """
+
+    # Where the library's own loop gives scores it keeps those of the whole vocabulary at every step.
+    PARTS_WITH_SCORES = 8
+
+    def __init__(
+        self,
+        models: list[PreTrainedModel],
+        tokenizer: PreTrainedTokenizerBase,
+        batch_tokens: int = 4096,
+        n_best: int = 1,
+        sampling: Sampling | None = None,
+        scores: bool = False,
+        log_probabilities: bool = False,
+        **generate_kwargs,
+    ):
+        self.model, self.tokenizer, self.batch_tokens = models[0], tokenizer, batch_tokens
+        self.n_best, self.sampling = n_best, sampling
+        beams = generate_kwargs.get("num_beams") or self.model.generation_config.num_beams or 1
+        if sampling is None and n_best > beams:
+            raise ValueError(f"{n_best} translations of a sentence need as many beams, and there are {beams}.")
+        self.search_scores = scores and beams > 1 and sampling is None
+        self.log_probabilities = log_probabilities or (scores and not self.search_scores)
+        if self.log_probabilities and len(models) > 1:
+            raise ValueError("Log probabilities are of one model; several have a score, of beam search.")
+        self.options = {**generate_kwargs, "num_return_sequences": n_best}
+        if sampling is not None:
+            self.options |= {"do_sample": True, "num_beams": 1}
+        if len(models) > 1:
+            self.options["ensemble"] = models[1:]
+        self.keeps_all_scores = False
+        self.token_texts = TokenTexts(tokenizer)
+
+    def batches(self, requests: list[Request]) -> list[list[int]]:
+        """Indices of requests that can be translated together: of similar length, and with prefixes as long."""
+        groups = defaultdict(list)
+        for index, request in enumerate(requests):
+            groups[len(request.prefix)].append(index)
+        return [
+            [group[i] for i in batch]
+            for group in groups.values()
+            for batch in token_batches([len(requests[i].ids) for i in group], self.batch_tokens)
+        ]
+
+    def longest_output(self, source_tokens: int) -> int | None:
+        """Tokens that a translation of so many may have, its prefix included; `None` where nothing says so."""
+        config, limits = self.model.generation_config, []
+        extra = config.to_dict().get("max_extra_tokens")
+        if config.max_length is not None:
+            limits.append(config.max_length - 1)
+        elif config.max_new_tokens is None and extra is not None:
+            limits.append(source_tokens + extra)
+        if (places := position_limit(self.model)) is not None:
+            limits.append(places - 1)
+        return min(limits, default=None)
+
+    def __call__(self, requests: list[Request]) -> list[list[Translation]]:
+        """`n_best` translations of each sentence, best first; samples in the order drawn. One batch, prefixes of one
+        length."""
+        sequences, scores = self._generate(requests)
+        sequences = [self._produced(sequence) for sequence in sequences]
+        sources = [request.ids for request in requests for _ in range(self.n_best)]
+        numbers: list[list[float]] = [[]] * len(sequences)
+        if self.log_probabilities:
+            numbers = id_log_probabilities(self.model, self.tokenizer, sources, sequences, self.batch_tokens)
+        if scores is None:
+            scores = [sum(row) for row in numbers]
+        texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
+        translations = [
+            Translation(text, score, [(self.token_texts[token], number) for token, number in zip(sequence, row)])
+            for text, score, sequence, row in zip(texts, scores, sequences, numbers)
+        ]
+        return [translations[i : i + self.n_best] for i in range(0, len(translations), self.n_best)]
+
+    @torch.no_grad()
+    def _generate(self, requests: list[Request]) -> tuple[list[list[int]], list[float] | None]:
+        """Sequences, `n_best` for each sentence, and their scores where the search has them."""
+        if self.keeps_all_scores and len(requests) > 1:
+            size = -(-len(requests) // self.PARTS_WITH_SCORES)
+            parts = [self._generate_at_once(requests[i : i + size]) for i in range(0, len(requests), size)]
+            return [row for part, _ in parts for row in part], [number for _, part in parts for number in part]
+        return self._generate_at_once(requests)
+
+    def _generate_at_once(self, requests: list[Request]) -> tuple[list[list[int]], list[float] | None]:
+        inputs = self.tokenizer.pad({"input_ids": [r.ids for r in requests]}, return_tensors="pt")
+        inputs, options = inputs.to(self.model.device), dict(self.options)
+        if requests[0].prefix:
+            config = self.model.generation_config
+            start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+            prefixes = [[start, *request.prefix] for request in requests]
+            options["decoder_input_ids"] = torch.tensor(prefixes, device=self.model.device)
+        if self.sampling is not None:
+            keys = [(*request.key, number) for request in requests for number in range(self.n_best)]
+            options["logits_processor"] = LogitsProcessorList([SeededDraw(self.sampling, keys)])
+        if not self.search_scores:
+            return self.model.generate(**inputs, **options).tolist(), None
+        options |= {"return_dict_in_generate": True, "output_scores": self.keeps_all_scores}
+        found = self.model.generate(**inputs, **options)
+        if found.sequences_scores is None:  # the library's own loop has them only on this condition
+            self.keeps_all_scores = True
+            return self._generate(requests)
+        return found.sequences.tolist(), found.sequences_scores.tolist()
+
+    def _produced(self, sequence: list[int]) -> list[int]:
+        """The tokens of an output between the start token and the padding, the end token included."""
+        ends, pad = self.model.generation_config.eos_token_id, self.tokenizer.pad_token_id
+        ends = {ends} if isinstance(ends, int) else set(ends or ())
+        for position, token in enumerate(sequence[1:], start=1):
+            if token in ends:
+                return sequence[1 : position + 1]
+        length = len(sequence)
+        while length > 1 and sequence[length - 1] == pad:
+            length -= 1
+        return sequence[1:length]
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """Tokens for which a model has learned positions; sinusoids have no limit."""
+    if getattr(model.config, "position_embedding", None) != "learned":
+        return None
+    return model.config.max_position_embeddings
