@@ -1,4 +1,7 @@
+import contextlib
 import io
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,8 +13,10 @@ from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from training.cli import main
+from training.output import PartialOutput
+from training.tokenizer import train_tokenizer
 from training.train import GENERATION
-from training.translate import token_batches, translate, translate_lines
+from training.translate import load_ensemble, token_batches, translate, translate_lines
 
 
 def noisy_model(tokenizer) -> VaswaniForConditionalGeneration:
@@ -141,6 +146,7 @@ KILLED_AFTER_TEN_LINES = """
 import os, signal, sys
 from training import translate
 from training.cli import main
+from training.output import PartialOutput
 
 write, written = translate.PartialOutput.write, []
 
@@ -179,3 +185,241 @@ def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint, tokenizer, tmp
     (tmp_path / "in").write_text("A dog.\n")
     assert main(["translate", "--model", str(tmp_path), "--input", str(tmp_path / "in")]) == 1
     assert f"the tokenizer has {len(tokenizer)} tokens, the model 50" in capsys.readouterr().err
+
+
+# Formats
+
+
+@pytest.fixture
+def command(checkpoint, sentences, tmp_path):
+    """Runs `hf-vaswani translate` on a few lines, and gives what it wrote; `None` where it failed."""
+    source, output = tmp_path / "in.en", tmp_path / "out.de"
+    source.write_text("".join(line + "\n" for line in [*sentences[:5], "", sentences[5]]), encoding="utf-8")
+
+    def run(*words, text=None):
+        if text is not None:
+            source.write_text(text, encoding="utf-8")
+        line = ["translate", "--model", str(checkpoint), "--input", str(source), "--output", str(output)]
+        return None if main([*line, *words]) else output.read_text(encoding="utf-8")
+
+    return run
+
+
+def test_an_nbest_list_has_as_many_lines_for_every_sentence(command, tokenizer, sentences):
+    rows = [line.split(" ||| ") for line in command("--n-best", "2").splitlines()]
+    assert [int(number) for number, _, _ in rows] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    assert [row[1:] for row in rows[10:12]] == [["", "0.0000"]] * 2
+    texts = [row[1] for row in rows[::2]]
+    best = [text.replace("\n", " ") for text in one_by_one(tokenizer, [*sentences[:5], "", sentences[5]])]
+    assert texts == best
+    assert all(float(first[2]) >= float(second[2]) for first, second in zip(rows[::2], rows[1::2]))
+
+
+def test_json_lines_have_sources_scores_and_tokens(command, tokenizer, sentences):
+    plain = one_by_one(tokenizer, [*sentences[:5], "", sentences[5]])
+    lines = [json.loads(line) for line in command("--format", "jsonl", "--n-best", "2").splitlines()]
+    assert [line["source"] for line in lines] == [*sentences[:5], "", sentences[5]]
+    assert lines[5]["translations"] == []
+    for line, best in zip(lines, plain):
+        assert len(line["translations"]) == (2 if line["source"] else 0)
+        for translation in line["translations"]:
+            numbers = [number for _, number in translation["tokens"]]
+            assert sum(numbers) == pytest.approx(translation["log_probability"], abs=0.01)
+            assert all(number <= 0 for number in numbers)
+            penalty = ((5 + len(numbers)) / 6) ** 0.6
+            assert translation["score"] == pytest.approx(translation["log_probability"] / penalty, abs=1e-3)
+        assert [translation["text"] for translation in line["translations"][:1]] == ([best] if best else [])
+
+
+@contextlib.contextmanager
+def interrupted_after(sentences: int):
+    """Writing fails then, in the middle of the next sentence: of an n-best list, behind its first line."""
+    write, written = PartialOutput.write, []
+
+    def fail(self, text):
+        if len(written) == sentences:
+            write(self, text[: -len(text) // 3])
+            raise RuntimeError("interrupted")
+        written.append(text)
+        write(self, text)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="interrupted"):
+        patch.setattr(PartialOutput, "write", fail)
+        yield
+
+
+@pytest.mark.parametrize("form", ["text", "nbest", "jsonl"])
+def test_every_format_goes_on_after_an_interruption(form, command, tmp_path):
+    words = ["--format", form, "--window", "2", *([] if form == "text" else ["--n-best", "2"])]
+    expected = command(*words)
+    with interrupted_after(3):
+        command(*words)
+    partial = (tmp_path / "out.de.partial").read_text(encoding="utf-8")
+    assert expected.startswith(partial) and not partial.endswith("\n")
+    found = command(*words, "--resume")
+    number = r"-?\d+\.\d+"  # other batches, other roundings
+    assert re.sub(number, "", found) == re.sub(number, "", expected)
+    numbers = [list(map(float, re.findall(number, text))) for text in (found, expected)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-3)
+
+
+def test_two_runs_do_not_write_one_file(command, tmp_path, capsys):
+    """One that lives on unseen, and one that resumes it."""
+    (tmp_path / "out.de.partial").write_text("")
+    job = {"job": 1}
+    (tmp_path / "out.de.partial.json").write_text(json.dumps(job))
+    with PartialOutput(str(tmp_path / "out.de"), job, resume=True):  # noqa: SIM117
+        with pytest.raises(BlockingIOError, match=r"out.de.partial: another run is writing it"):
+            PartialOutput(str(tmp_path / "out.de"), job, resume=True).__enter__()
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_the_speed_is_reported_and_the_bar_counts_what_was_there(command, tmp_path, caplog, capsys):
+    whole = command()
+    assert "7 sentences in" in caplog.text and "source tokens/s." in caplog.text
+    assert "7/7" in capsys.readouterr().err
+    with interrupted_after(2):
+        command()
+    capsys.readouterr()
+    caplog.clear()
+    assert command("--resume") == whole
+    bar = capsys.readouterr().err
+    assert "2/7" in bar and "7/7" in bar and "0/7" not in bar
+    assert "5 sentences in" in caplog.text
+
+
+# Lines that are too long
+
+
+def test_a_longer_line_is_cut_translated_and_reported(command, tokenizer, sentences, caplog):
+    text = f"{sentences[0]}\n{sentences[1]} {sentences[2]} {sentences[3]}\n{sentences[4]}\n"
+    longest = max(len(tokenizer(sentence)["input_ids"]) for sentence in sentences[:5])
+    assert longest < len(tokenizer(" ".join(sentences[1:4]))["input_ids"]) - 1
+    parts = [line.replace("\n", " ") for line in one_by_one(tokenizer, sentences[:5])]
+    found = command("--max-source-tokens", str(longest), text=text)
+    assert found.split("\n") == [parts[0], " ".join(parts[1:4]), parts[4], ""]
+    assert f"more than {longest} tokens: 1 lines of" in caplog.text and "in.en (2)." in caplog.text
+    caplog.clear()
+    whole = command("--max-source-tokens", "1000")
+    assert "Cut into pieces" not in caplog.text and whole != found
+
+
+def test_a_cut_lines_scores_are_the_sums_of_its_pieces(command, sentences):
+    words = ["--max-source-tokens", "40", "--format", "jsonl", "--n-best", "2"]
+    apart = [json.loads(line) for line in command(*words, text=f"{sentences[1]}\n{sentences[2]}\n").splitlines()]
+    [line] = [json.loads(line) for line in command(*words, text=f"{sentences[1]} {sentences[2]}\n").splitlines()]
+    assert len(line["translations"]) == 2
+    for rank, translation in enumerate(line["translations"]):
+        pieces = [piece["translations"][rank] for piece in apart]
+        assert translation["text"] == " ".join(piece["text"] for piece in pieces)
+        for name in ("score", "log_probability"):
+            assert translation[name] == pytest.approx(sum(piece[name] for piece in pieces), abs=2e-3)
+        assert len(translation["tokens"]) == sum(len(piece["tokens"]) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"in.en:2: \d+ tokens without white space to split them at, where 30 are allowed: 'xyxyxy"),
+        (["--long-lines", "error"], r"in.en:2: \d+ tokens, where 30 are allowed: 'xyxyxy"),
+    ],
+)
+def test_a_line_that_cannot_or_must_not_be_cut_is_named(command, tmp_path, capsys, words, message):
+    assert command("--max-source-tokens", "30", *words, text="A dog.\n" + "xy" * 40 + "\n") is None
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert (tmp_path / "out.de.partial").read_text() == ""  # nothing of its window
+
+
+def test_learned_positions_are_the_limit(tokenizer, tmp_path, capsys):
+    tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=12).save_pretrained(
+        tmp_path
+    )
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "in").write_text("A dog and a cat and a dog and a cat and a dog.\n")
+    line = ["translate", "--model", str(tmp_path), "--input", str(tmp_path / "in"), "--num-beams", "1"]
+    assert main([*line, "--long-lines", "error"]) == 1
+    assert "tokens, where 12 are allowed" in capsys.readouterr().err
+    assert main([*line, "--max-source-tokens", "13"]) == 1
+    assert "--max-source-tokens 13: the model's learned positions end at 12" in capsys.readouterr().err
+
+
+# Prefixes
+
+
+def test_each_translation_begins_with_its_line_of_the_prefixes(command, tokenizer, sentences, tmp_path):
+    plain = command().split("\n")
+    prefixes = ["Der Hund ", "", "Die kleine Katze", "  ", "Ein", "Das", "Die"]
+    (tmp_path / "prefix").write_text("\n".join(prefixes) + "\n")
+    found = command("--target-prefix", str(tmp_path / "prefix")).split("\n")
+    assert len(found) == len(plain) == 8
+    for prefix, before, after in zip(prefixes, plain, found):
+        if not before:
+            assert not after  # an empty line stays empty
+        elif prefix.strip():
+            assert after.startswith(prefix.rstrip()) and not before.startswith(prefix.rstrip())
+        else:
+            assert after == before
+
+
+def test_prefixes_that_do_not_fit_are_refused(command, tmp_path, capsys):
+    prefix = tmp_path / "prefix"
+    prefix.write_text("Der\n")
+    assert command("--target-prefix", str(prefix), text="A dog.\nA cat.\n") is None
+    assert f"{prefix} has 1 lines, {tmp_path / 'in.en'} has more." in capsys.readouterr().err
+    prefix.write_text("Der\n" + "Hund " * 60 + "\n")
+    assert command("--target-prefix", str(prefix), text="A dog.\nA cat.\n") is None
+    message = capsys.readouterr().err
+    assert re.search(r"prefix:2: the prefix has \d+ tokens, and the translation of a source of \d+ ends at", message)
+
+
+# Sampling and ensembles
+
+
+def test_samples_are_reproducible_and_do_not_depend_on_the_batches(command):
+    words = ["--sample", "--n-best", "3", "--top-k", "40"]
+    found = command(*words)
+    assert command(*words, "--batch-tokens", "40", "--window", "2") == found
+    assert command(*words, "--seed", "1") != found
+    texts = [line.split(" ||| ")[1] for line in found.splitlines()]
+    assert len(set(texts)) > 15 and texts[15:18] == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--top-k", "3"], "--top-k is for --sample"),
+        (["--seed", "3"], "--seed is for --sample"),
+        (["--sample", "--num-beams", "2"], "--sample has no beams, got --num-beams 2"),
+        (["--sample", "--temperature", "0"], "must be above 0, got 0"),
+        (["--sample", "--top-p", "1.5"], "must be above 0 and at most 1, got 1.5"),
+        (["--format", "text", "--n-best", "2"], "--n-best needs --format nbest or jsonl"),
+        (["--n-best", "0"], "must be at least 1, got 0"),
+        (["--target-prefix", "-"], "--target-prefix must be a file"),
+        (["--input", "-", "--processes", "2"], "--processes needs an --input file"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(command, capsys, words, message):
+    with pytest.raises(SystemExit) as stop:
+        command(*words)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_more_translations_than_beams_are_refused(command, capsys):
+    assert command("--n-best", "3") is None
+    assert "3 translations of a sentence need as many beams, and there are 2" in capsys.readouterr().err
+
+
+def test_models_of_an_ensemble_need_one_tokenizer(checkpoint, command, pairs, tmp_path, capsys):
+    other = train_tokenizer([english for english, _ in pairs], vocab_size=390, show_progress=False)
+    noisy_model(other).save_pretrained(tmp_path / "other")
+    other.save_pretrained(tmp_path / "other")
+    assert command("--model", str(checkpoint), str(checkpoint), str(tmp_path / "other")) is None
+    assert f"{checkpoint} and {tmp_path / 'other'} have different tokenizers" in capsys.readouterr().err
+
+
+def test_all_models_are_loaded_for_an_ensemble(checkpoint):
+    models, tokenizer = load_ensemble([str(checkpoint), str(checkpoint)])
+    assert len(models) == 2 and models[0] is not models[1]
+    assert tokenizer("A dog.")["input_ids"]

@@ -269,12 +269,14 @@ class Search:
 
     def longest_output(self, source_tokens: int) -> int | None:
         """Tokens that a translation of so many may have, its prefix included; `None` where nothing says so."""
-        config, limits = self.model.generation_config, []
-        extra = config.to_dict().get("max_extra_tokens")
-        if config.max_length is not None:
-            limits.append(config.max_length - 1)
-        elif config.max_new_tokens is None and extra is not None:
-            limits.append(source_tokens + extra)
+        config = self.options.get("generation_config", self.model.generation_config).to_dict()
+        config |= {name: value for name, value in self.options.items() if value is not None}
+        limits = []
+        if config.get("max_new_tokens") is None:
+            if config.get("max_length") is not None:
+                limits.append(config["max_length"] - 1)
+            elif config.get("max_extra_tokens") is not None:
+                limits.append(source_tokens + config["max_extra_tokens"])
         if (places := position_limit(self.model)) is not None:
             limits.append(places - 1)
         return min(limits, default=None)
@@ -282,15 +284,16 @@ class Search:
     def __call__(self, requests: list[Request]) -> list[list[Translation]]:
         """`n_best` translations of each sentence, best first; samples in the order drawn. One batch, prefixes of one
         length."""
-        sequences, scores = self._generate(requests)
-        sequences = [self._produced(sequence) for sequence in sequences]
+        outputs, scores = self._generate(requests)
+        texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
         sources = [request.ids for request in requests for _ in range(self.n_best)]
-        numbers: list[list[float]] = [[]] * len(sequences)
+        sequences: list[list[int]] = [[]] * len(outputs)
+        numbers: list[list[float]] = [[]] * len(outputs)
         if self.log_probabilities:
+            sequences = [self._produced(*pair) for pair in zip(outputs, sources)]
             numbers = id_log_probabilities(self.model, self.tokenizer, sources, sequences, self.batch_tokens)
         if scores is None:
             scores = [sum(row) for row in numbers]
-        texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
         translations = [
             Translation(text, score, [(self.token_texts[token], number) for token, number in zip(sequence, row)])
             for text, score, sequence, row in zip(texts, scores, sequences, numbers)
@@ -326,17 +329,21 @@ class Search:
             return self._generate(requests)
         return found.sequences.tolist(), found.sequences_scores.tolist()
 
-    def _produced(self, sequence: list[int]) -> list[int]:
-        """The tokens of an output between the start token and the padding, the end token included."""
-        ends, pad = self.model.generation_config.eos_token_id, self.tokenizer.pad_token_id
-        ends = {ends} if isinstance(ends, int) else set(ends or ())
-        for position, token in enumerate(sequence[1:], start=1):
+    def _produced(self, output: list[int], source: list[int]) -> list[int]:
+        """The tokens of an output between the start token and what fills it up, the end token included.
+
+        Beam search may fill up with end tokens, so one behind the greatest length is none.
+        """
+        longest = self.longest_output(len(source))
+        tokens = output[1:] if longest is None else output[1 : 1 + longest]
+        ends, fill = self.model.generation_config.eos_token_id, self.tokenizer.pad_token_id
+        ends = [ends] if isinstance(ends, int) else ends or []
+        for position, token in enumerate(tokens):
             if token in ends:
-                return sequence[1 : position + 1]
-        length = len(sequence)
-        while length > 1 and sequence[length - 1] == pad:
-            length -= 1
-        return sequence[1:length]
+                return tokens[: position + 1]
+        while tokens and tokens[-1] == fill:
+            tokens.pop()
+        return tokens
 
 
 def position_limit(model: PreTrainedModel) -> int | None:

@@ -1,8 +1,8 @@
 """Cut a line that is too long for the model into pieces that are not, where a reader would pause.
 
 The rule knows no language and no abbreviations. A sentence ends after `. ! ? …`, or their likes in other scripts, with
-closing quotes or brackets, where white space follows; after `。！？` none has to. A clause ends in the same way after a
-comma, semicolon, colon or dash.
+closing quotes or brackets, where white space follows; none has to after `。！？`. A clause ends in the same way after
+a comma, semicolon, colon or dash.
 """
 
 import re
