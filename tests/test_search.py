@@ -19,7 +19,7 @@ from training.search import (
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    return noisy_model(tokenizer)
+    return noisy_model(tokenizer, max_extra_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_the_likeliest_translations_own_beginning_changes_nothing(model, tokeniz
         [[found]] = search([Request(request.ids, prefix=ids[:3])])
         assert found.text == expected.text
         assert found.log_probability == pytest.approx(expected.log_probability, abs=1e-3)
-        assert len(found.tokens) <= search.longest_output(len(request.ids)) == len(request.ids) + 50
+        assert len(found.tokens) <= search.longest_output(len(request.ids)) == len(request.ids) + 8
 
 
 # Sampling
@@ -227,7 +227,7 @@ class Recorder:
 
 
 def test_other_models_decode_together_with_the_first(tokenizer, requests, monkeypatch):
-    models = [noisy_model(tokenizer) for _ in range(3)]
+    models = [noisy_model(tokenizer, max_extra_tokens=8) for _ in range(3)]
     recorder = Recorder(models[0])
     monkeypatch.setattr(models[0], "generate", recorder)
     Search(models, tokenizer)(requests)

@@ -19,14 +19,18 @@ from training.train import GENERATION
 from training.translate import load_ensemble, token_batches, translate, translate_lines
 
 
-def noisy_model(tokenizer) -> VaswaniForConditionalGeneration:
+def noisy_model(tokenizer, **generation) -> VaswaniForConditionalGeneration:
     """A random model whose translations are noise, but different noise for each sentence."""
     model = tiny_model(vocab_size=len(tokenizer))
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(7)))
     model.generation_config = GenerationConfig(
-        bos_token_id=1, pad_token_id=0, eos_token_id=2, decoder_start_token_id=1, **{**GENERATION, "num_beams": 2}
+        bos_token_id=1,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        **{**GENERATION, "num_beams": 2, **generation},
     )
     return model
 
@@ -44,8 +48,8 @@ def sentences(pairs):
     return [english for english, _ in pairs[:25]]
 
 
-def one_by_one(tokenizer, sentences) -> list[str]:
-    model = noisy_model(tokenizer)
+def one_by_one(tokenizer, sentences, **generation) -> list[str]:
+    model = noisy_model(tokenizer, **generation)
     return [translate(model, tokenizer, [sentence])[0] for sentence in sentences]
 
 
@@ -190,8 +194,19 @@ def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint, tokenizer, tmp
 # Formats
 
 
+SHORT = {"max_extra_tokens": 8}  # quicker
+
+
+@pytest.fixture(scope="module")
+def short_checkpoint(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("short")
+    noisy_model(tokenizer, **SHORT).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def command(checkpoint, sentences, tmp_path):
+def command(short_checkpoint, sentences, tmp_path):
     """Runs `hf-vaswani translate` on a few lines, and gives what it wrote; `None` where it failed."""
     source, output = tmp_path / "in.en", tmp_path / "out.de"
     source.write_text("".join(line + "\n" for line in [*sentences[:5], "", sentences[5]]), encoding="utf-8")
@@ -199,7 +214,7 @@ def command(checkpoint, sentences, tmp_path):
     def run(*words, text=None):
         if text is not None:
             source.write_text(text, encoding="utf-8")
-        line = ["translate", "--model", str(checkpoint), "--input", str(source), "--output", str(output)]
+        line = ["translate", "--model", str(short_checkpoint), "--input", str(source), "--output", str(output)]
         return None if main([*line, *words]) else output.read_text(encoding="utf-8")
 
     return run
@@ -210,13 +225,13 @@ def test_an_nbest_list_has_as_many_lines_for_every_sentence(command, tokenizer, 
     assert [int(number) for number, _, _ in rows] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     assert [row[1:] for row in rows[10:12]] == [["", "0.0000"]] * 2
     texts = [row[1] for row in rows[::2]]
-    best = [text.replace("\n", " ") for text in one_by_one(tokenizer, [*sentences[:5], "", sentences[5]])]
+    best = [text.replace("\n", " ") for text in one_by_one(tokenizer, [*sentences[:5], "", sentences[5]], **SHORT)]
     assert texts == best
     assert all(float(first[2]) >= float(second[2]) for first, second in zip(rows[::2], rows[1::2]))
 
 
 def test_json_lines_have_sources_scores_and_tokens(command, tokenizer, sentences):
-    plain = one_by_one(tokenizer, [*sentences[:5], "", sentences[5]])
+    plain = one_by_one(tokenizer, [*sentences[:5], "", sentences[5]], **SHORT)
     lines = [json.loads(line) for line in command("--format", "jsonl", "--n-best", "2").splitlines()]
     assert [line["source"] for line in lines] == [*sentences[:5], "", sentences[5]]
     assert lines[5]["translations"] == []
@@ -295,7 +310,7 @@ def test_a_longer_line_is_cut_translated_and_reported(command, tokenizer, senten
     text = f"{sentences[0]}\n{sentences[1]} {sentences[2]} {sentences[3]}\n{sentences[4]}\n"
     longest = max(len(tokenizer(sentence)["input_ids"]) for sentence in sentences[:5])
     assert longest < len(tokenizer(" ".join(sentences[1:4]))["input_ids"]) - 1
-    parts = [line.replace("\n", " ") for line in one_by_one(tokenizer, sentences[:5])]
+    parts = [line.replace("\n", " ") for line in one_by_one(tokenizer, sentences[:5], **SHORT)]
     found = command("--max-source-tokens", str(longest), text=text)
     assert found.split("\n") == [parts[0], " ".join(parts[1:4]), parts[4], ""]
     assert f"more than {longest} tokens: 1 lines of" in caplog.text and "in.en (2)." in caplog.text
@@ -377,12 +392,14 @@ def test_prefixes_that_do_not_fit_are_refused(command, tmp_path, capsys):
 
 
 def test_samples_are_reproducible_and_do_not_depend_on_the_batches(command):
-    words = ["--sample", "--n-best", "3", "--top-k", "40"]
-    found = command(*words)
-    assert command(*words, "--batch-tokens", "40", "--window", "2") == found
-    assert command(*words, "--seed", "1") != found
-    texts = [line.split(" ||| ")[1] for line in found.splitlines()]
-    assert len(set(texts)) > 15 and texts[15:18] == ["", "", ""]
+    def texts(*words):
+        lines = command("--sample", "--n-best", "3", "--top-k", "40", *words).splitlines()
+        return [line.split(" ||| ")[1] for line in lines]
+
+    found = texts()
+    assert texts("--batch-tokens", "40", "--window", "2") == found
+    assert texts("--seed", "1") != found
+    assert len(set(found)) > 15 and found[15:18] == ["", "", ""]
 
 
 @pytest.mark.parametrize(

@@ -332,18 +332,14 @@ class Search:
     def _produced(self, output: list[int], source: list[int]) -> list[int]:
         """The tokens of an output between the start token and what fills it up, the end token included.
 
-        Beam search may fill up with end tokens, so one behind the greatest length is none.
+        One without an end token goes on to its greatest length; behind that, all is filling, and of beam search may be
+        end tokens.
         """
         longest = self.longest_output(len(source))
         tokens = output[1:] if longest is None else output[1 : 1 + longest]
-        ends, fill = self.model.generation_config.eos_token_id, self.tokenizer.pad_token_id
+        ends = self.model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else ends or []
-        for position, token in enumerate(tokens):
-            if token in ends:
-                return tokens[: position + 1]
-        while tokens and tokens[-1] == fill:
-            tokens.pop()
-        return tokens
+        return tokens[: 1 + next((i for i, token in enumerate(tokens) if token in ends), len(tokens))]
 
 
 def position_limit(model: PreTrainedModel) -> int | None:
