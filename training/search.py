@@ -324,7 +324,7 @@ class Search:
             return self.model.generate(**inputs, **options).tolist(), None
         options |= {"return_dict_in_generate": True, "output_scores": self.keeps_all_scores}
         found = self.model.generate(**inputs, **options)
-        if found.sequences_scores is None:  # the library's own loop has them only on this condition
+        if found.sequences_scores is None and not self.keeps_all_scores:  # the library's own loop has them only then
             self.keeps_all_scores = True
             return self._generate(requests)
         return found.sequences.tolist(), found.sequences_scores.tolist()
