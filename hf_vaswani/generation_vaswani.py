@@ -341,9 +341,11 @@ def _length_limits(
 ) -> torch.Tensor:
     """Greatest number of tokens of each row of `input_ids`, without the start token; `(rows,)`."""
     longest = torch.full((len(input_ids),), generation_config.max_length - 1, device=input_ids.device)
-    if generation_config.max_extra_tokens is None or model_kwargs.get("attention_mask") is None:
+    if generation_config.max_extra_tokens is None:
         return longest
-    return torch.minimum(longest, model_kwargs["attention_mask"].sum(-1) + generation_config.max_extra_tokens)
+    mask, states = model_kwargs.get("attention_mask"), model_kwargs["encoder_outputs"][0]
+    source = torch.full_like(longest, states.shape[1]) if mask is None else mask.sum(-1)
+    return torch.minimum(longest, source + generation_config.max_extra_tokens)
 
 
 __all__ = ["VaswaniGenerationMixin", "gnmt_length_penalty"]
