@@ -11,7 +11,6 @@ line is one JSON object.
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
@@ -27,7 +26,9 @@ from transformers import AutoTokenizer
 import hf_vaswani  # noqa: F401, registers the model
 
 from ..data import read_lines
-from ..translate import load_checkpoint, token_batches
+from ..search import share_of_batches, token_batches
+from ..translate import load_checkpoint
+from .memory import peak_memory
 
 
 SYSTEMS = [
@@ -115,8 +116,9 @@ class Crew:
 
     def _deal(self, sentences: list[list[int]], budget: int) -> tuple[list[list[int]], list[tuple]]:
         """For each process, the indices of its sentences, and its batches' sizes with those sentences."""
-        batches = list(token_batches([len(sentence) for sentence in sentences], budget))
-        hands = [batches[rank :: len(self.connections)] for rank in range(len(self.connections))]
+        lengths, size = [len(sentence) for sentence in sentences], len(self.connections)
+        batches = list(token_batches(lengths, budget))
+        hands = [share_of_batches(batches, lengths, rank, size) for rank in range(size)]
         indices = [[index for batch in hand for index in batch] for hand in hands]
         sizes = [[len(batch) for batch in hand] for hand in hands]
         return indices, [(sizes[rank], [sentences[i] for i in mine]) for rank, mine in enumerate(indices)]
@@ -138,11 +140,6 @@ class Crew:
     def matrix_product_share(self, sentences: list[list[int]]) -> float:
         _, hands = self._deal(sentences, 1024)
         return statistics.mean(self._ask([(*hand, True) for hand in hands]))
-
-
-def peak_memory() -> int:
-    """Of this process, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
-from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
 
 MARIAN_NAMES = {
@@ -24,18 +24,9 @@ def position_table(stack: nn.Module, length: int) -> torch.Tensor:
     return stack.embed_positions(zeros, torch.arange(length)[None])[0].float()
 
 
-@torch.no_grad()
-def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) -> MarianMTModel:
-    """The same function as a MarianMT model.
-
-    Marian puts all sines before all cosines; the same permutation of every axis of width d_model makes up for it.
-
-    Args:
-        model (`VaswaniForConditionalGeneration`): Tied, and with `d_k = d_v = d_model / num_heads`.
-        max_positions (`int`): Length of Marian's table of positions.
-    """
-    config = model.config
-    marian = MarianMTModel(
+def marian_like(config: VaswaniConfig, max_positions: int = 512) -> MarianMTModel:
+    """A new MarianMT model of the same size, with `d_k = d_v = d_model / num_heads` and positions up to a number."""
+    return MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size,
             d_model=config.d_model,
@@ -56,6 +47,20 @@ def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) 
             decoder_start_token_id=config.decoder_start_token_id,
         )
     )
+
+
+@torch.no_grad()
+def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) -> MarianMTModel:
+    """The same function as a MarianMT model.
+
+    Marian puts all sines before all cosines; the same permutation of every axis of width d_model makes up for it.
+
+    Args:
+        model (`VaswaniForConditionalGeneration`): Tied, and with `d_k = d_v = d_model / num_heads`.
+        max_positions (`int`): Length of Marian's table of positions.
+    """
+    config = model.config
+    marian = marian_like(config, max_positions)
     halves = torch.cat([torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)])
     weights = {}
     for name, weight in model.model.state_dict().items():
