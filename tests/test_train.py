@@ -13,9 +13,9 @@ import sacrebleu
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from training.checkpoints import complete_checkpoints
 from training.cli import main
 from training.demo_data import write_demo_data
-from training.trainer import complete_checkpoints
 
 
 SMALL = [
@@ -71,7 +71,7 @@ def test_a_run_is_not_overwritten_and_can_be_resumed(run, data, capsys):
     assert "already has checkpoint-4: pass --resume" in capsys.readouterr().err
     other = [*words(data, run, "--max_steps", "6", "--resume"), "--model_overrides", '{"d_model": 16, "num_heads": 4}']
     assert main(other) == 1
-    assert "the model is not that of" in (message := capsys.readouterr().err)
+    assert "this is not the run that wrote" in (message := capsys.readouterr().err)
     assert "num_heads (2, now 4)" in message
     assert main(words(data, run, "--max_steps", "6", "--resume")) == 0
     assert complete_checkpoints(run)[-1].name == "checkpoint-6"

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from training.arguments import VaswaniTrainingArguments
+from training.checkpoints import complete_checkpoints
 from training.data import tokenize
 from training.trainer import (
     SaveByMinutes,
     VaswaniTrainer,
-    complete_checkpoints,
     inverse_sqrt_factor,
     paper_learning_rate,
 )

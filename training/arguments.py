@@ -171,6 +171,10 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
                     f"{name}={getattr(self, name)} has no effect: batches are formed by length and by "
                     "source_tokens_per_update, target_tokens_per_update and tokens_per_device."
                 )
+        if self.enable_jit_checkpoint:
+            raise ValueError(
+                "enable_jit_checkpoint: `hf-vaswani train` writes a checkpoint on SIGTERM anyway, after the update."
+            )
         by_steps = self.save_strategy == self.eval_strategy == "steps" and self.metric_for_best_model is not None
         if by_steps and self.eval_steps >= 1 and self.eval_steps % self.save_steps:
             raise ValueError(

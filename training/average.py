@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hf_vaswani import VaswaniForConditionalGeneration
 
-from .trainer import checkpoint_step, complete_checkpoints
+from .checkpoints import checkpoint_step, complete_checkpoints
 
 
 RECORD = "averaged_from.json"

@@ -1,19 +1,23 @@
 """Train a model: `hf-vaswani train --config RECIPE`, or `accelerate launch -m training.train --config RECIPE`."""
 
-import dataclasses
 import logging
 import math
+import signal
 
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import has_length
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, check_weights
 
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments, parse_arguments
+from .checkpoints import clear_partial, complete_checkpoints
 from .data import DataError, FilteredStream, filter_by_length, load_hub_pairs, load_pairs, tokenize
+from .run_record import check_same_run, run_record
+from .stopping import StopOnSignal
 from .tokenizer import train_tokenizer
-from .trainer import VaswaniTrainer, complete_checkpoints, paper_learning_rate
+from .trainer import VaswaniTrainer, paper_learning_rate
 
 
 logger = logging.getLogger(__name__)
@@ -30,7 +34,10 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         FileNotFoundError: The run is told to resume, and there is nothing to resume from.
         OSError: The weights of the last checkpoint are damaged.
     """
-    checkpoints = complete_checkpoints(args.output_dir)
+    with args.main_process_first(desc="looking for checkpoints", local=False):
+        if args.process_index == 0:
+            clear_partial(args.output_dir)
+        checkpoints = complete_checkpoints(args.output_dir)
     if checkpoints and not args.resume:
         raise FileExistsError(
             f"{args.output_dir} already has {checkpoints[-1].name}: pass --resume to continue it, "
@@ -103,14 +110,6 @@ def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     return model
 
 
-def check_same_model(config: VaswaniConfig, checkpoint: str) -> None:
-    """Raises ValueError where a run to be resumed asks for another model than its checkpoint has."""
-    asked, saved = config.to_dict(), VaswaniConfig.from_pretrained(checkpoint).to_dict()
-    fields = [field.name for field in dataclasses.fields(VaswaniConfig) if field.name in VaswaniConfig.__annotations__]
-    if differing := [f"{name} ({saved[name]}, now {asked[name]})" for name in fields if saved[name] != asked[name]]:
-        raise ValueError(f"--resume: the model is not that of {checkpoint}: {', '.join(differing)}.")
-
-
 def prepare_pairs(
     train_pairs: Dataset | IterableDataset,
     eval_pairs: Dataset | None,
@@ -132,14 +131,18 @@ def prepare_pairs(
     return train_pairs, eval_pairs
 
 
-def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments) -> VaswaniTrainer:
-    """The whole run: data, vocabulary, model, training; leaves the last model in `output_dir`.
+def make_trainer(
+    model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments, checkpoint: str | None
+) -> VaswaniTrainer:
+    """Data, vocabulary and model, ready to be trained.
 
-    Returns:
-        The trainer, after training.
+    Args:
+        model_args, data, args: Of the run; `args` gets its learning rate here.
+        checkpoint (`str`, *optional*): The checkpoint that the run goes on from.
+
+    Raises:
+        ValueError: Something does not fit together, or it is not the run that wrote the checkpoint.
     """
-    checkpoint = checkpoint_to_resume(args)
-    set_seed(args.seed)
     with args.main_process_first(desc="reading the data"):
         train_pairs, eval_pairs = load_datasets(data)
     if eval_pairs is None:
@@ -155,36 +158,66 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
             f"max_length is {data.max_length}, but there are learned positions for "
             f"{model.config.max_position_embeddings} tokens only (max_position_embeddings)."
         )
-    if checkpoint:
-        check_same_model(model.config, checkpoint)
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
-    trainer = VaswaniTrainer(
+    record = None
+    if args.process_index == 0:  # the only one that reads all of the files again
+        record = run_record(model_args, data, args, model.config, tokenizer, None if data.streaming else train_pairs)
+        if checkpoint:
+            check_same_run(record, checkpoint)
+    return VaswaniTrainer(
         model,
         args,
         train_dataset=train_pairs,
         eval_dataset=eval_pairs,
         processing_class=tokenizer,
         stream_window=data.stream_window,
+        run_record=record,
     )
+
+
+def log_size(trainer: VaswaniTrainer) -> None:
+    """How large the model, its vocabulary, an update and an epoch are."""
+    args = trainer.args
     logger.info(
         "%s parameters, vocabulary of %d; updates of %d + %d tokens (%d devices x %d batches).",
-        f"{model.num_parameters():,}",
-        len(tokenizer),
+        f"{trainer.model.num_parameters():,}",
+        len(trainer.processing_class),
         args.source_tokens_per_update,
         args.target_tokens_per_update,
         args.world_size,
         args.gradient_accumulation_steps,
     )
-    if not data.streaming:
+    if has_length(trainer.train_dataset):
         sampler = trainer.token_budget_sampler()
         logger.info("%d updates an epoch, %.1f%% padding.", sampler.num_updates, 100 * sampler.padding_share())
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
-    trainer.save_state()
-    if trainer.state.best_model_checkpoint:
-        best = trainer.state.best_metric
-        logger.info("Best: %s (%s %.4g).", trainer.state.best_model_checkpoint, args.metric_for_best_model, best)
+
+
+def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments) -> VaswaniTrainer:
+    """The whole run: data, vocabulary, model, training; leaves the last model in `output_dir`.
+
+    Returns:
+        The trainer, after training.
+
+    Raises:
+        SystemExit: A signal ended the training early, after a checkpoint; with the status that a shell gives for the
+            signal, 128 and its number.
+    """
+    checkpoint = checkpoint_to_resume(args)
+    set_seed(args.seed)
+    trainer = make_trainer(model_args, data, args, checkpoint)
+    log_size(trainer)
+    with StopOnSignal() as stop:
+        trainer.add_callback(stop)
+        trainer.train(resume_from_checkpoint=checkpoint)
+    state = trainer.state
+    if stop.stopped_by and state.global_step < state.max_steps:
+        name = signal.Signals(stop.stopped_by).name
+        logger.warning("%s: stopped after update %d, with a checkpoint. --resume goes on.", name, state.global_step)
+        raise SystemExit(128 + stop.stopped_by)
+    trainer.save_run()
+    if state.best_model_checkpoint:
+        logger.info("Best: %s (%s %.4g).", state.best_model_checkpoint, args.metric_for_best_model, state.best_metric)
     return trainer
 
 

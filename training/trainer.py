@@ -1,9 +1,6 @@
 """A `Seq2SeqTrainer` that trains as the paper did: token budgets, its schedule, exact perplexity and BLEU."""
 
-import json
-import logging
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,16 +10,15 @@ from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from .arguments import VaswaniTrainingArguments
 from .batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from .data import lengths
+from .safe_trainer import SafeTrainer
+from .stopping import ignore_signals
 from .translate import translate
-
-
-logger = logging.getLogger(__name__)
 
 
 def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
@@ -41,30 +37,6 @@ def inverse_sqrt_factor(step: int, warmup_steps: int) -> float:
     (0.00025, 1.0, 0.5)
     """
     return min(step / warmup_steps, (warmup_steps / step) ** 0.5) if warmup_steps else step**-0.5
-
-
-def complete_checkpoints(run: str) -> list[Path]:
-    """The checkpoints in a run's folder that were written to their end, oldest first.
-
-    The Trainer writes `trainer_state.json` last: where it is missing or cut off, the checkpoint is passed over with a
-    warning.
-    """
-    folders = [
-        folder for folder in Path(run).glob("checkpoint-*") if folder.name.removeprefix("checkpoint-").isdigit()
-    ]
-    complete = []
-    for folder in sorted(folders, key=checkpoint_step):
-        try:
-            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-            complete.append(folder)
-        except (FileNotFoundError, json.JSONDecodeError):
-            logger.warning("%s was not written to its end; it is passed over.", folder)
-    return complete
-
-
-def checkpoint_step(folder: Path) -> int:
-    """The optimiser step that a folder `checkpoint-STEP` was written after."""
-    return int(folder.name.removeprefix("checkpoint-"))
 
 
 class EpochDataLoader(DataLoader):
@@ -89,7 +61,7 @@ class SaveByMinutes(TrainerCallback):
         self.last = time.monotonic()
 
 
-class VaswaniTrainer(Seq2SeqTrainer):
+class VaswaniTrainer(SafeTrainer):
     """Trains on batches of a token budget, and evaluates perplexity per token and BLEU.
 
     Takes the arguments of `Seq2SeqTrainer`, except that the data sets come from `data.tokenize` (`eval_dataset` keeps
@@ -165,6 +137,7 @@ class VaswaniTrainer(Seq2SeqTrainer):
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=ignore_signals,
         )
 
     def _issue_warnings_after_load(self, load_result) -> None:
@@ -200,6 +173,17 @@ class VaswaniTrainer(Seq2SeqTrainer):
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._throughput.add(batches)
         return batches, num_items
+
+    def _progress(self) -> dict[str, float]:
+        return {
+            **super()._progress(),
+            "tokens": self._throughput.tokens,
+            "padded": self._throughput.padded,
+        }
+
+    def _restore_progress(self, progress: dict[str, float]) -> None:
+        super()._restore_progress(progress)
+        self._throughput.tokens, self._throughput.padded = progress["tokens"], progress["padded"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds this device's rate of real target tokens and its share of padding since the last log."""

@@ -1,0 +1,133 @@
+"""What makes a run what it is: written into its checkpoints, and compared when it is to go on."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_vaswani import VaswaniConfig
+from hf_vaswani.checkpoint_vaswani import checksum
+
+from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
+from .data import lengths
+from .safe_trainer import RECORD_NAME
+
+
+logger = logging.getLogger(__name__)
+
+# Training arguments that do not change what is learned, or only how floating point numbers are rounded. All others do.
+HARMLESS = {
+    *("output_dir", "disable_tqdm", "report_to", "run_name", "project", "debug", "skip_memory_metrics"),
+    *("per_device_eval_batch_size", "prediction_loss_only", "predict_with_generate", "batch_eval_metrics"),
+    *("load_best_model_at_end", "greater_is_better", "bleu_tokenize", "use_cache"),
+    *("do_train", "do_eval", "do_predict", "use_cpu", "tf32", "full_determinism"),
+    *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "accelerator_config", "parallelism_config"),
+    *("fsdp", "fsdp_config", "deepspeed", "bf16_full_eval", "fp16_full_eval", "tokens_per_device"),
+    *("gradient_accumulation_steps", "restore_callback_states_from_checkpoint"),
+}
+HARMLESS_PREFIXES = (
+    *("logging_", "log_", "eval_", "save_", "hub_", "push_", "ddp_", "dataloader_", "generation_", "include_"),
+    *("torch_compile", "trackio_"),
+)
+# Of no account, or recorded otherwise.
+UNRECORDED = {
+    *("resume", "resume_from_checkpoint", "local_rank", "label_names", "remove_unused_columns"),
+    *("ema_decay", "metric_for_best_model"),
+}
+SCHEDULES_WITHOUT_END = {"inverse_sqrt", "constant", "constant_with_warmup"}
+
+
+def run_record(
+    model_args: ModelArguments,
+    data: DataArguments,
+    args: VaswaniTrainingArguments,
+    config: VaswaniConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset | None,
+) -> dict[str, dict]:
+    """What a run learns from and how (`same`), and what may change from one start to the next (`noted`).
+
+    Args:
+        model_args, data, args: Of the run, with its `learning_rate` set.
+        config (`VaswaniConfig`): Of its model.
+        tokenizer (`PreTrainedTokenizerBase`): With its vocabulary.
+        pairs (`datasets.Dataset`, *optional*): Tokenised and filtered training pairs; of a stream there are none.
+    """
+    model = {f"model.{name}": value for name, value in model_fields(config).items()}
+    vocabulary = {"vocab_size": model_args.vocab_size, "tokenizer": _digest(tokenizer.backend_tokenizer.to_str())}
+    harmless = _harmless(args)
+    values = {name: value for name, value in args.to_dict().items() if name not in UNRECORDED}
+    noted = {name: value for name, value in values.items() if name in harmless}
+    noted |= {"attn_implementation": model_args.attn_implementation, "devices": args.world_size}
+    noted |= {"train_files": [Path(file).name for file in data.train_files], "eval_files": data.eval_files}
+    same = model | vocabulary | _data(data, pairs)
+    same |= {name: value for name, value in values.items() if name not in harmless}
+    # The batches depend on how many an update has, not on where they are computed.
+    same |= {"batches of an update": args.parts_per_update}
+    if args.metric_for_best_model is not None:  # that of the best so far would be compared with another
+        same |= {"metric_for_best_model": args.metric_for_best_model}
+    return json.loads(json.dumps({"same": same, "noted": noted}, default=str))
+
+
+def model_fields(config: VaswaniConfig) -> dict:
+    """The fields that `VaswaniConfig` itself has."""
+    values = config.to_dict()
+    return {
+        f.name: values[f.name] for f in dataclasses.fields(VaswaniConfig) if f.name in VaswaniConfig.__annotations__
+    }
+
+
+def _data(data: DataArguments, pairs: Dataset | None) -> dict:
+    """What the pairs are, wherever their files lie and whatever they are called."""
+    names = ["source_lang", "target_lang", "drop_empty", "max_length", "max_length_ratio", "streaming"]
+    names += ["dataset_name", "dataset_config", "train_split"] if data.dataset_name else []
+    names += ["stream_window"] if data.streaming else []
+    values = {name: getattr(data, name) for name in names}
+    values |= {"number of train_files": len(data.train_files)}
+    values |= {f"train_files[{i}]": checksum(Path(file)) for i, file in enumerate(data.train_files)}
+    if pairs is not None:
+        source, target = lengths(pairs)
+        values |= {"pairs": len(pairs), "lengths of the pairs": _digest(source.tobytes() + target.tobytes())}
+    return values
+
+
+def _harmless(args: VaswaniTrainingArguments) -> set[str]:
+    names = {name for name in args.to_dict() if name in HARMLESS or name.startswith(HARMLESS_PREFIXES)}
+    if args.lr_scheduler_type in SCHEDULES_WITHOUT_END and not 0 < args.warmup_steps < 1:
+        names |= {"max_steps", "num_train_epochs"}
+    return names
+
+
+def _digest(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def check_same_run(record: dict[str, dict], checkpoint: str) -> None:
+    """Compares a run to be resumed with the one that wrote its checkpoint, and logs what has changed without harm.
+
+    Raises:
+        ValueError: It would learn something else, or otherwise; the message names each field, with both values.
+    """
+    path = Path(checkpoint) / RECORD_NAME
+    if path.is_file():
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        logger.warning("%s has no %s: only its model is compared with this run's.", checkpoint, RECORD_NAME)
+        fields = model_fields(VaswaniConfig.from_pretrained(checkpoint))
+        earlier = {"same": json.loads(json.dumps({f"model.{k}": v for k, v in fields.items()})), "noted": {}}
+    if changes := _changes(earlier["same"], record["same"]):
+        raise ValueError(f"--resume: this is not the run that wrote {checkpoint}: {', '.join(changes)}.")
+    if changes := _changes(earlier["noted"], record["noted"]):
+        logger.info("Changed since %s, and may: %s.", Path(checkpoint).name, ", ".join(changes))
+
+
+def _changes(earlier: dict, now: dict) -> list[str]:
+    """`field (earlier value, now value)` of those fields that both know."""
+    return [
+        f"{name} ({earlier[name]}, now {now[name]})" for name in earlier if name in now and earlier[name] != now[name]
+    ]

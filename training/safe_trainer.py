@@ -1,0 +1,227 @@
+"""A `Seq2SeqTrainer` of whose work nothing is lost: killed at any moment, it goes on as if it had not been.
+
+Checkpoints appear whole or not at all, with the little that the stock Trainer forgets: the loss that was not logged
+yet. So one process, in float32 on a CPU, ends with the same weights and the same log to the bit. Weights and losses
+that are no numbers are an error before they are saved.
+"""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from accelerate.utils import gather_object
+from safetensors import SafetensorError
+from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers.trainer_utils import TrainOutput
+
+from .checkpoints import (
+    PARTIAL,
+    STATE_NAME,
+    checkpoint_name,
+    clear_partial,
+    complete_checkpoints,
+    put_files_in_place,
+    put_in_place,
+    rotate,
+)
+
+
+PROGRESS_NAME = "progress.json"
+RECORD_NAME = "run.json"
+LOSSES_REMEMBERED = 10_000  # scalars, to name the update whose loss is no number
+
+
+class AtTrainBegin(TrainerCallback):
+    """Calls a function when the Trainer has set itself up, and before its first step."""
+
+    def __init__(self, function: Callable[[], None]):
+        self.function = function
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.function()
+
+
+class SafeTrainer(Seq2SeqTrainer):
+    """Takes the arguments of `Seq2SeqTrainer`.
+
+    Args:
+        run_record (`dict`, *optional*): What makes the run what it is, written to `run.json` in each checkpoint.
+    """
+
+    def __init__(self, *args, run_record: dict | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.run_record = run_record
+        self._writing = False
+        self._resumed_from: str | None = None
+        self._losses: deque[tuple[int, torch.Tensor]] = deque(maxlen=LOSSES_REMEMBERED)
+        self.add_callback(AtTrainBegin(self._begin))
+
+    # Writing
+
+    def _get_output_dir(self, trial) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, PARTIAL) if self._writing else folder
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """The stock Trainer's checkpoint, written beside its place and renamed when all processes are done."""
+        self._check_finite()
+        run, name = Path(self._get_output_dir(trial)), checkpoint_name(self.state.global_step)
+        with self._naming_what_failed(run, name):
+            self._writing = True
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._writing = False
+            self._remember_best(run)
+            self._add_to_checkpoint(run / PARTIAL / name)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                put_in_place(run / PARTIAL / name, run / name)
+                rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run))
+            self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(run / name))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._writing:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _remember_best(self, run: Path) -> None:
+        """The stock Trainer looks for it where it writes, and forgets it when the run's folder has moved."""
+        best = self.state.best_global_step
+        if best and (best == self.state.global_step or (run / checkpoint_name(best)).is_dir()):
+            self.state.best_model_checkpoint = str(run / checkpoint_name(best))
+
+    def _checkpoints_to_keep(self, run: Path) -> set[Path]:
+        """What no rotation may delete: the checkpoint just written, and the best."""
+        keep = {run / checkpoint_name(self.state.global_step)}
+        return keep | ({Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set())
+
+    def _add_to_checkpoint(self, folder: Path) -> None:
+        """What the stock Trainer does not write; called in all processes."""
+        progress = {
+            "total_loss": self._total_loss_scalar,
+            "last_logged": self._globalstep_last_logged,
+            "processes": gather_object([self._progress()]),
+        }
+        if not self.args.should_save:
+            return
+        self.state.save_to_json(str(folder / STATE_NAME))  # again: the best checkpoint is known only now
+        (folder / PROGRESS_NAME).write_text(json.dumps(progress) + "\n", encoding="utf-8")
+        if self.run_record is not None:
+            (folder / RECORD_NAME).write_text(json.dumps(self.run_record, indent=2) + "\n", encoding="utf-8")
+
+    def save_run(self) -> None:
+        """The model, the tokenizer and the Trainer's state in the run's own folder, no file of them half written."""
+        self._check_finite()
+        run = Path(self.args.output_dir)
+        with self._naming_what_failed(run, "the final model"):
+            self.save_model(str(run / PARTIAL / "final"), _internal_call=True)
+            if self.args.should_save:
+                self.state.save_to_json(str(run / PARTIAL / "final" / STATE_NAME))
+                put_files_in_place(run / PARTIAL / "final", run)
+                shutil.rmtree(run / PARTIAL, ignore_errors=True)
+        if self.args.push_to_hub:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    @contextlib.contextmanager
+    def _naming_what_failed(self, run: Path, name: str) -> Iterator[None]:
+        """Raises OSError for whatever way a library has to say that it could not write."""
+        try:
+            yield
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if self.args.should_save:
+                clear_partial(run)
+            raise OSError(
+                f"{run}: {name} could not be written after update {self.state.global_step}: {error}. {_last(run)}"
+            ) from error
+
+    # Going on
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._resumed_from = resume_from_checkpoint
+
+    def _begin(self) -> None:
+        if self.args.should_save:
+            clear_partial(self.args.output_dir)
+        if self._resumed_from is None:
+            return
+        self._remember_best(Path(self.args.output_dir))
+        path = Path(self._resumed_from) / PROGRESS_NAME
+        self._resumed_from = None
+        if not path.is_file():
+            return  # a stock Trainer's checkpoint
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        self._total_loss_scalar, self._globalstep_last_logged = saved["total_loss"], saved["last_logged"]
+        processes = saved["processes"]
+        if len(processes) != self.args.world_size:
+            means = {name: sum(one[name] for one in processes) / len(processes) for name in processes[0]}
+            processes = [means] * self.args.world_size
+        self._restore_progress(processes[self.args.process_index])
+
+    def _progress(self) -> dict[str, float]:
+        """What this process has counted since the last log."""
+        return {"loss": self._tr_loss.item()}
+
+    def _restore_progress(self, progress: dict[str, float]) -> None:
+        self._tr_loss += progress["loss"]
+
+    def _run_epoch(self, **kwargs) -> None:
+        """The stock Trainer takes one step too many where a run is resumed that had taken all of them."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**kwargs)
+
+    def _finalize_training(self, *args, **kwargs) -> TrainOutput:
+        output = super()._finalize_training(*args, **kwargs)
+        return output._replace(training_loss=output.metrics["train_loss"])
+
+    # What is no number
+
+    def training_step(self, *args, **kwargs) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self._losses.append((self.state.global_step + 1, loss))  # nothing waits for the device here
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Refuses a loss that is no number; the mean loss at the end is that of the whole run, resumed or not."""
+        if "loss" in logs:
+            if not math.isfinite(logs["loss"]):
+                self._raise_not_finite(logs["loss"])
+            self._losses.clear()
+        if "train_loss" in logs:
+            logs["train_loss"] = self._total_loss_scalar / max(self.state.global_step, 1)
+        super().log(logs, start_time)
+
+    def _check_finite(self) -> None:
+        """Raises ValueError where the loss since the last log, or a weight, is no number."""
+        if not math.isfinite(loss := self._tr_loss.item()):
+            self._raise_not_finite(loss)
+        weights = dict(self.model.named_parameters())
+        finite = torch.stack([weight.detach().isfinite().all() for weight in weights.values()]).tolist()
+        if wrong := [name for name, is_finite in zip(weights, finite) if not is_finite]:
+            raise ValueError(
+                f"After update {self.state.global_step}, weights are not finite: {', '.join(wrong[:3])}"
+                f"{', ...' if len(wrong) > 3 else ''}. They are not saved. {_last(self.args.output_dir)}"
+            )
+
+    def _raise_not_finite(self, loss: float) -> NoReturn:
+        finite = torch.stack([loss for _, loss in self._losses]).isfinite().tolist()
+        wrong = [step for (step, _), is_finite in zip(self._losses, finite) if not is_finite]
+        # On another device, where none is wrong on this one.
+        where = f"update {wrong[0]}" if wrong else f"an update from {self._losses[0][0]} to {self._losses[-1][0]}"
+        raise ValueError(f"The loss of {where} is {loss}. Nothing is saved. {_last(self.args.output_dir)}")
+
+
+def _last(run: str | Path) -> str:
+    checkpoints = complete_checkpoints(run)
+    return f"The last good checkpoint is {checkpoints[-1]}." if checkpoints else "There is no earlier checkpoint."
