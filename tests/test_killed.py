@@ -17,6 +17,7 @@ SMALL = [
     *("--model_overrides", json.dumps(MODEL), "--vocab_size", "300", "--warmup_steps", "4"),
     *("--source_tokens_per_update", "2000", "--target_tokens_per_update", "2000", "--tokens_per_device", "1000"),
     *("--max_steps", "14", "--save_steps", "2", "--logging_steps", "3", "--eval_steps", "4"),
+    *("--average", "ema", "--ema_decay", "0.9", "--eval_average", "true"),
     *("--save_total_limit", "2", "--generation_num_beams", "1", "--disable_tqdm", "true"),
 ]
 TIMES = {"train_runtime", "train_steps_per_second", "eval_runtime", "target_tokens_per_second"}
@@ -48,13 +49,13 @@ def job(run: Path, words: list[str], *moments: tuple[str, float]) -> dict:
 
 
 def ending(run: Path) -> tuple:
-    """The bytes of the weights, and the log without what depends on the clock."""
+    """The bytes of all weights that are left, averaged ones too, and the log without what depends on the clock."""
     state = json.loads((run / "trainer_state.json").read_text())
     log = [{name: value for name, value in entry.items() if name not in TIMES} for entry in state["log_history"]]
     assert [entry["step"] for entry in log if "loss" in entry] == [3, 6, 9, 12]
     assert log[-1]["epoch"] > 2
     weights = sorted(run.glob("**/*.safetensors"))
-    assert run / "model.safetensors" in weights
+    assert {run / "model.safetensors", run / "average-ema" / "model.safetensors"} <= set(weights)
     return {str(path.relative_to(run)): path.read_bytes() for path in weights}, log
 
 

@@ -101,6 +101,25 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         default=None, metadata={"help": "Also save a checkpoint every so many minutes (the paper: 10)."}
     )
 
+    average: str | None = field(
+        default=None,
+        metadata={
+            "help": "Also write an average of the weights at the end: last (the mean of the last checkpoints, as in "
+            "section 6.1), best (of the best ones by metric_for_best_model), or ema (an exponential moving average, "
+            "which is also written in each checkpoint)."
+        },
+    )
+    average_count: int = field(
+        default=5,
+        metadata={"help": "Checkpoints in the average; they are kept, even if save_total_limit is lower."},
+    )
+    ema_decay: float = field(
+        default=0.999, metadata={"help": "Of the moving average: about the last 1 / (1 - ema_decay) updates count."}
+    )
+    eval_average: bool = field(
+        default=False, metadata={"help": "With average=ema: evaluate the average, not the weights of the update."}
+    )
+
     # Section 5.3. The peak of the paper's schedule follows from the model: (d_model * warmup) ** -0.5.
     optim: str = field(default="adamw_torch_fused", metadata={"help": "With weight decay 0, this is Adam."})
     adam_beta1: float = field(default=0.9)
@@ -175,12 +194,32 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 "enable_jit_checkpoint: `hf-vaswani train` writes a checkpoint on SIGTERM anyway, after the update."
             )
+        self._check_average()
         by_steps = self.save_strategy == self.eval_strategy == "steps" and self.metric_for_best_model is not None
         if by_steps and self.eval_steps >= 1 and self.eval_steps % self.save_steps:
             raise ValueError(
                 f"eval_steps={self.eval_steps} must be a multiple of save_steps={self.save_steps}: the best "
                 "checkpoint can be kept only if it is saved when it is evaluated."
             )
+
+    def _check_average(self) -> None:
+        """Raises ValueError for an average that cannot be made."""
+        if self.average not in (None, "last", "best", "ema"):
+            raise ValueError(f"average must be last, best or ema, got {self.average!r}.")
+        if self.average_count < 1:
+            raise ValueError(f"average_count must be positive, got {self.average_count}.")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay must be in [0, 1), got {self.ema_decay}.")
+        if self.eval_average and self.average != "ema":
+            raise ValueError(f"eval_average needs average=ema, got average={self.average}.")
+        if self.average == "best" and self.metric_for_best_model is None:
+            raise ValueError("average=best needs evaluation while training, and metric_for_best_model.")
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric by which the best checkpoint is chosen, by the name that it has in the log."""
+        metric = self.metric_for_best_model
+        return metric if metric is None or metric.startswith("eval_") else f"eval_{metric}"
 
     def set_accumulation(self) -> None:
         """Accumulate as many batches as give the update's tokens on the devices at hand.

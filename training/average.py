@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vaswani import VaswaniForConditionalGeneration
 
-from .checkpoints import checkpoint_step, complete_checkpoints
+from .checkpoints import checkpoint_step, complete_checkpoints, sync
 
 
 RECORD = "averaged_from.json"
@@ -37,13 +37,15 @@ def last_checkpoints(run: str, count: int) -> list[Path]:
     return checkpoints
 
 
-def average(checkpoints: list[str | Path], output: str) -> None:
+def average(checkpoints: list[str | Path], output: str, notes: dict | None = None, replace: bool = False) -> None:
     """Write the mean of the checkpoints' weights, with the tokenizer and settings of the last one.
 
     Args:
         checkpoints (`list[str | Path]`): Checkpoint folders, with the same configuration.
         output (`str`): Folder to write. It appears only when it is complete, and lists in `averaged_from.json` what
             went into it.
+        notes (`dict`, *optional*): To be added there.
+        replace (`bool`): Whether an average that is there already gives way.
 
     Raises:
         ValueError: No checkpoints, or configurations that differ.
@@ -51,9 +53,7 @@ def average(checkpoints: list[str | Path], output: str) -> None:
     """
     if not checkpoints:
         raise ValueError("No checkpoints to average.")
-    output = Path(output)
-    if output.exists():
-        raise FileExistsError(f"{output} is there already.")
+    check_output(Path(output), replace)
     sums: dict[str, torch.Tensor] = {}
     for folder in checkpoints:
         model = VaswaniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
@@ -69,13 +69,43 @@ def average(checkpoints: list[str | Path], output: str) -> None:
         for name, weight in model.named_parameters():
             weight.copy_(sums[name] / len(checkpoints))
 
-    partial = output.with_name(output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    record = {"method": "mean of the weights", "checkpoints": [str(folder) for folder in checkpoints], **(notes or {})}
+    write_checkpoint(model, AutoTokenizer.from_pretrained(checkpoints[-1]), Path(output), record, replace)
+
+
+def check_output(output: Path, replace: bool) -> None:
+    """Raises FileExistsError where there is something that may not be replaced: only an average may."""
+    if output.exists() and not (replace and (output / RECORD).is_file()):
+        raise FileExistsError(f"{output} is there already.")
+
+
+def write_checkpoint(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: Path, record: dict, replace: bool = False
+) -> None:
+    """Writes an ordinary checkpoint folder, with the record of what was averaged; it appears when it is complete.
+
+    Args:
+        model (`PreTrainedModel`): With the averaged weights.
+        tokenizer (`PreTrainedTokenizerBase`): To go with it.
+        output (`Path`): Folder to write.
+        record (`dict`): For `averaged_from.json`.
+        replace (`bool`): Whether an average that is there already gives way.
+
+    Raises:
+        FileExistsError: `output` is there already.
+    """
+    check_output(output, replace)
+    partial, earlier = (output.with_name(f"{output.name}.{name}") for name in ("partial", "earlier"))
+    for leftover in (partial, earlier):
+        shutil.rmtree(leftover, ignore_errors=True)
     model.save_pretrained(partial)
-    AutoTokenizer.from_pretrained(checkpoints[-1]).save_pretrained(partial)
-    record = {"method": "mean of the weights", "checkpoints": [str(folder) for folder in checkpoints]}
+    tokenizer.save_pretrained(partial)
     (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    sync(partial)
+    if output.exists():
+        output.rename(earlier)
     partial.rename(output)
+    shutil.rmtree(earlier, ignore_errors=True)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -22,7 +22,14 @@ logger = logging.getLogger(__name__)
 # Training arguments that do not change what is learned, or only how floating point numbers are rounded. All others do.
 HARMLESS = {
     *("output_dir", "disable_tqdm", "report_to", "run_name", "project", "debug", "skip_memory_metrics"),
-    *("per_device_eval_batch_size", "prediction_loss_only", "predict_with_generate", "batch_eval_metrics"),
+    *(
+        "average",
+        "average_count",
+        "per_device_eval_batch_size",
+        "prediction_loss_only",
+        "predict_with_generate",
+        "batch_eval_metrics",
+    ),
     *("load_best_model_at_end", "greater_is_better", "bleu_tokenize", "use_cache"),
     *("do_train", "do_eval", "do_predict", "use_cpu", "tf32", "full_determinism"),
     *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps"),
@@ -69,6 +76,7 @@ def run_record(
     same |= {name: value for name, value in values.items() if name not in harmless}
     # The batches depend on how many an update has, not on where they are computed.
     same |= {"batches of an update": args.parts_per_update}
+    same |= {"ema_decay": args.ema_decay if args.average == "ema" else None}
     if args.metric_for_best_model is not None:  # that of the best so far would be compared with another
         same |= {"metric_for_best_model": args.metric_for_best_model}
     return json.loads(json.dumps({"same": same, "noted": noted}, default=str))

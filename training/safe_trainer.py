@@ -150,11 +150,16 @@ class SafeTrainer(Seq2SeqTrainer):
         self._resumed_from = resume_from_checkpoint
 
     def _begin(self) -> None:
+        """Cleans up after a run that was killed, and takes up what it had counted."""
+        run = Path(self.args.output_dir)
         if self.args.should_save:
-            clear_partial(self.args.output_dir)
+            clear_partial(run)
         if self._resumed_from is None:
             return
-        self._remember_best(Path(self.args.output_dir))
+        self._remember_best(run)
+        if self.args.should_save:
+            rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run))
+        self.state.compute_steps(self.args, self.state.max_steps)  # the stock Trainer keeps to those of the checkpoint
         path = Path(self._resumed_from) / PROGRESS_NAME
         self._resumed_from = None
         if not path.is_file():
@@ -182,7 +187,13 @@ class SafeTrainer(Seq2SeqTrainer):
         super()._run_epoch(**kwargs)
 
     def _finalize_training(self, *args, **kwargs) -> TrainOutput:
-        output = super()._finalize_training(*args, **kwargs)
+        """With `save_total_limit=1`, the stock Trainer deletes the last checkpoint here if another one is the best,
+        even where a run is only stopped."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            output = super()._finalize_training(*args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
         return output._replace(training_loss=output.metrics["train_loss"])
 
     # What is no number

@@ -12,6 +12,7 @@ from transformers.trainer_utils import has_length
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, check_weights
 
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments, parse_arguments
+from .averaging import write_average
 from .checkpoints import clear_partial, complete_checkpoints
 from .data import DataError, FilteredStream, filter_by_length, load_hub_pairs, load_pairs, tokenize
 from .run_record import check_same_run, run_record
@@ -146,6 +147,8 @@ def make_trainer(
     with args.main_process_first(desc="reading the data"):
         train_pairs, eval_pairs = load_datasets(data)
     if eval_pairs is None:
+        if args.average == "best":
+            raise ValueError("average=best: there is no evaluation data to say which checkpoints are the best.")
         args.eval_strategy, args.metric_for_best_model = "no", None
     seen = train_pairs.take(data.stream_window) if data.streaming else train_pairs
     tokenizer = get_tokenizer(model_args, seen, checkpoint, args)
@@ -216,6 +219,8 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
         logger.warning("%s: stopped after update %d, with a checkpoint. --resume goes on.", name, state.global_step)
         raise SystemExit(128 + stop.stopped_by)
     trainer.save_run()
+    if args.average is not None and args.process_index == 0:
+        logger.info("Averaged weights: %s.", write_average(trainer))
     if state.best_model_checkpoint:
         logger.info("Best: %s (%s %.4g).", state.best_model_checkpoint, args.metric_for_best_model, state.best_metric)
     return trainer

@@ -1,6 +1,8 @@
 """A `Seq2SeqTrainer` that trains as the paper did: token budgets, its schedule, exact perplexity and BLEU."""
 
+import contextlib
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from .arguments import VaswaniTrainingArguments
+from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average
 from .batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from .data import lengths
 from .safe_trainer import SafeTrainer
@@ -84,6 +87,12 @@ class VaswaniTrainer(SafeTrainer):
         self._throughput = _Throughput()
         if args.save_minutes is not None:
             self.add_callback(SaveByMinutes(args.save_minutes))
+        self.moving_average = None
+        if args.average == "ema":
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise ValueError("average=ema: not with weights that FSDP or DeepSpeed divide among devices.")
+            self.moving_average = MovingAverage(self.model, args.ema_decay)
+            self.add_callback(self.moving_average)
 
     # Data
 
@@ -193,6 +202,21 @@ class VaswaniTrainer(SafeTrainer):
             self._throughput = _Throughput()
         super().log(logs, start_time)
 
+    # Averages
+
+    def _add_to_checkpoint(self, folder: Path) -> None:
+        super()._add_to_checkpoint(folder)
+        if self.moving_average is not None and self.args.should_save:
+            self.moving_average.save(folder / EMA_NAME, self.processing_class, replace=True)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.moving_average is not None:
+            self.moving_average.load(Path(resume_from_checkpoint) / EMA_NAME)
+
+    def _checkpoints_to_keep(self, run: Path) -> set[Path]:
+        return super()._checkpoints_to_keep(run) | set(checkpoints_to_average(self.args, self.state, run))
+
     # Evaluation
 
     def evaluate(
@@ -202,7 +226,8 @@ class VaswaniTrainer(SafeTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs,
     ) -> dict[str, float]:
-        """Cross-entropy and perplexity per token, and BLEU of `generate()`'s translations.
+        """Cross-entropy and perplexity per token, and BLEU of `generate()`'s translations; with `eval_average`, those
+        of the averaged weights.
 
         Unlike the stock Trainer, which averages over batches, the loss is the sum over all target tokens divided by
         their number, so that `exp(eval_loss)` is the perplexity.
@@ -220,10 +245,12 @@ class VaswaniTrainer(SafeTrainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         was_training = self.model.training
         self.model.eval()
-        loss = self._loss_per_token(dataset)
-        metrics = {"loss": loss, "perplexity": float(np.exp(loss))}
-        if self.args.eval_bleu:
-            metrics["bleu"] = self._bleu(dataset, gen_kwargs)
+        averaged = self.moving_average.swapped_in(self.model) if self.args.eval_average else contextlib.nullcontext()
+        with averaged:
+            loss = self._loss_per_token(dataset)
+            metrics = {"loss": loss, "perplexity": float(np.exp(loss))}
+            if self.args.eval_bleu:
+                metrics["bleu"] = self._bleu(dataset, gen_kwargs)
         self.model.train(was_training)
         metrics["runtime"] = round(time.monotonic() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}

@@ -1,0 +1,150 @@
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from test_trainer import make_trainer
+from transformers import AutoTokenizer, TrainerCallback
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from training.arguments import VaswaniTrainingArguments
+from training.averaging import write_average
+from training.checkpoints import complete_checkpoints
+from training.trainer import VaswaniTrainer
+
+
+class Weights(TrainerCallback):
+    """Copies of the weights after each update."""
+
+    def __init__(self):
+        self.after = []
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.after.append(copies(model))
+
+
+def copies(model) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def read(folder) -> dict[str, torch.Tensor]:
+    return copies(VaswaniForConditionalGeneration.from_pretrained(folder))
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def assert_mean(folder, parts: list) -> None:
+    parts, mean = [read(part) for part in parts], read(folder)
+    for name, weight in mean.items():
+        expected = sum(part[name].double() for part in parts) / len(parts)
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-6, atol=1e-8)
+    assert any(not torch.equal(parts[0][name], mean[name]) for name in mean)
+
+
+def test_the_moving_average_is_that_of_a_hand_written_loop(tmp_path, tokenizer, pairs):
+    trainer, weights = make_trainer(tmp_path, tokenizer, pairs, average="ema", ema_decay=0.75), Weights()
+    trainer.add_callback(weights)
+    trainer.train()
+    output = write_average(trainer)
+    expected = {}
+    for step, after in enumerate(weights.after, start=1):
+        for name, weight in after.items():
+            expected[name] = 0.75 * expected[name] + 0.25 * weight.double() if step > 1 else weight.double()
+        if step in (3, 6):
+            for name, weight in read(tmp_path / f"checkpoint-{step}" / "ema").items():
+                torch.testing.assert_close(weight.double(), expected[name], rtol=1e-6, atol=1e-7)
+    assert_equal(read(output), read(tmp_path / "checkpoint-6" / "ema"))
+    assert output == tmp_path / "average-ema"
+    record = json.loads((output / "averaged_from.json").read_text())
+    assert record == {"method": "exponential moving average of the weights", "decay": 0.75, "updates": 6}
+    assert len(AutoTokenizer.from_pretrained(output)) == len(tokenizer)
+    assert_equal(copies(trainer.model), weights.after[-1])
+
+
+def test_a_resumed_run_keeps_the_same_moving_average(tmp_path, tokenizer, pairs):
+    make_trainer(tmp_path / "whole", tokenizer, pairs, average="ema").train()
+    shutil.copytree(tmp_path / "whole" / "checkpoint-3", tmp_path / "resumed" / "checkpoint-3")
+    resumed = make_trainer(tmp_path / "resumed", tokenizer, pairs, average="ema")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "resumed" / "checkpoint-3"))
+    assert_equal(*(read(tmp_path / run / "checkpoint-6" / "ema") for run in ("whole", "resumed")))
+
+
+def test_a_moving_average_does_not_begin_in_the_middle(tmp_path, tokenizer, pairs):
+    make_trainer(tmp_path, tokenizer, pairs, max_steps=3).train()
+    trainer = make_trainer(tmp_path, tokenizer, pairs, average="ema")
+    with pytest.raises(FileNotFoundError, match="checkpoint-3/ema: no moving average was kept"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_evaluation_scores_the_average_and_leaves_the_weights_to_the_bit(tmp_path, tokenizer, pairs):
+    options = {"generation_num_beams": 1, "generation_max_length": 12}
+    trainer = make_trainer(
+        tmp_path, tokenizer, pairs, average="ema", eval_average=True, eval_strategy="steps", eval_steps=3, **options
+    )
+    trainer.train()
+    before = copies(trainer.model)
+    metrics = trainer.evaluate()
+    assert_equal(copies(trainer.model), before)
+
+    plain = make_trainer(tmp_path / "plain", tokenizer, pairs, trainer.model, **options)
+    assert plain.evaluate()["eval_loss"] != metrics["eval_loss"]
+    for name in ("checkpoint-3", "checkpoint-6"):
+        model = VaswaniForConditionalGeneration.from_pretrained(tmp_path / name / "ema")
+        expected = make_trainer(tmp_path / "plain", tokenizer, pairs, model, **options).evaluate()
+        step = int(name.removeprefix("checkpoint-"))
+        found = next(e for e in trainer.state.log_history if "eval_loss" in e and e["step"] == step)
+        assert (found["eval_loss"], found["eval_bleu"]) == (expected["eval_loss"], expected["eval_bleu"])
+
+    undisturbed = make_trainer(tmp_path / "plain", tokenizer, pairs, eval_strategy="steps", eval_steps=3, **options)
+    undisturbed.train()
+    assert_equal(copies(undisturbed.model), before)
+
+
+def test_the_mean_of_the_last_checkpoints_is_written_and_they_are_kept(tmp_path, tokenizer, pairs, caplog):
+    options = {"average": "last", "average_count": 3, "save_steps": 1, "save_total_limit": 1}
+    trainer = make_trainer(tmp_path, tokenizer, pairs, **options)
+    trainer.train()
+    names = ["checkpoint-4", "checkpoint-5", "checkpoint-6"]
+    assert [folder.name for folder in complete_checkpoints(tmp_path)] == names
+    output = write_average(trainer)
+    assert_mean(output, [tmp_path / name for name in names])
+    record = json.loads((output / "averaged_from.json").read_text())
+    assert record["checkpoints"] == [str(tmp_path / name) for name in names]
+
+    trainer.args.average_count = 5  # of a run that ended with fewer; what is there already gives way
+    with caplog.at_level(logging.WARNING):
+        assert write_average(trainer) == output
+    assert "of 5 checkpoints, there are 3" in caplog.text
+
+
+def test_the_mean_of_the_best_checkpoints_is_written_and_they_are_kept(tmp_path, tokenizer, pairs, monkeypatch):
+    scores = iter([30.0, 10.0, 40.0, 20.0, 25.0, 5.0])
+    monkeypatch.setattr(VaswaniTrainer, "_bleu", lambda self, dataset, options: next(scores))
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "metric_for_best_model": "bleu"}
+    options |= {"average": "best", "average_count": 2, "save_total_limit": 1}
+    trainer = make_trainer(tmp_path, tokenizer, pairs, greater_is_better=True, **options)
+    trainer.train()
+    names = [folder.name for folder in complete_checkpoints(tmp_path)]
+    assert names == ["checkpoint-1", "checkpoint-3", "checkpoint-6"]
+    output = write_average(trainer)
+    assert_mean(output, [tmp_path / "checkpoint-3", tmp_path / "checkpoint-1"])
+    assert json.loads((output / "averaged_from.json").read_text())["eval_bleu"] == [40.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"average": "lats"}, "average must be last, best or ema, got 'lats'"),
+        ({"average_count": 0}, "average_count must be positive, got 0"),
+        ({"average": "ema", "ema_decay": 1.0}, r"ema_decay must be in \[0, 1\), got 1.0"),
+        ({"average": "last", "eval_average": True}, "eval_average needs average=ema, got average=last"),
+        ({"average": "best", "metric_for_best_model": None}, "average=best needs evaluation while training"),
+    ],
+)
+def test_an_average_that_cannot_be_is_an_error(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        VaswaniTrainingArguments(output_dir=str(tmp_path), **options)

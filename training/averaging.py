@@ -1,0 +1,112 @@
+"""Averages of a run's own weights: of its last or best checkpoints when it ends, or a moving one that it keeps."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_callback import TrainerState
+
+from .arguments import VaswaniTrainingArguments
+from .average import RECORD, average, write_checkpoint
+from .checkpoints import checkpoint_folders, checkpoint_step
+
+
+logger = logging.getLogger(__name__)
+
+EMA_NAME = "ema"  # folder in each checkpoint
+
+
+class MovingAverage(TrainerCallback):
+    """The exponential moving average of the weights: those after the first update, then after each update
+    `decay * average + (1 - decay) * weights`.
+
+    Args:
+        model (`PreTrainedModel`): Whose weights to average; the average lies on the same device, in the same type.
+        decay (`float`): Of what was averaged before.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.averaged.update_parameters(model)
+
+    @contextlib.contextmanager
+    def swapped_in(self, model: nn.Module) -> Iterator[None]:
+        """The model has the averaged weights within, and its own afterwards: storage changes hands, nothing is
+        computed."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    def _swap(self, model: nn.Module) -> None:
+        for mine, theirs in zip(self.averaged.module.parameters(), model.parameters()):
+            mine.data, theirs.data = theirs.data, mine.data
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase, replace: bool = False) -> None:
+        """Writes the average as an ordinary checkpoint."""
+        updates = int(self.averaged.n_averaged)
+        record = {"method": "exponential moving average of the weights", "decay": self.decay, "updates": updates}
+        write_checkpoint(self.averaged.module, tokenizer, folder, record, replace)
+
+    def load(self, folder: Path) -> None:
+        """Goes on from an average that was saved.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+        if not (folder / RECORD).is_file():
+            raise FileNotFoundError(f"{folder}: no moving average was kept; it cannot begin in the middle of a run.")
+        module = self.averaged.module
+        saved = type(module).from_pretrained(folder, dtype=module.dtype)
+        with torch.no_grad():
+            for mine, theirs in zip(module.parameters(), saved.parameters()):
+                mine.copy_(theirs)
+        self.averaged.n_averaged.fill_(json.loads((folder / RECORD).read_text(encoding="utf-8"))["updates"])
+
+
+def checkpoints_to_average(args: VaswaniTrainingArguments, state: TrainerState, run: str | Path) -> list[Path]:
+    """The checkpoints that `average` asks for, `average_count` or as many as there are; the best or oldest first."""
+    folders = checkpoint_folders(run)
+    if args.average == "last":
+        return folders[-args.average_count :]
+    if args.average != "best":
+        return []
+    values = metric_by_step(state, args.best_metric)
+    scored = [folder for folder in folders if checkpoint_step(folder) in values]
+    scored.sort(key=lambda folder: values[checkpoint_step(folder)], reverse=bool(args.greater_is_better))
+    return scored[: args.average_count]
+
+
+def metric_by_step(state: TrainerState, metric: str) -> dict[int, float]:
+    """The values of a metric of evaluation, by the step they were found at."""
+    return {entry["step"]: entry[metric] for entry in state.log_history if metric in entry}
+
+
+def write_average(trainer) -> Path:
+    """Writes what a run's `average` asks for, as the checkpoint `average-last`, `-best` or `-ema` in its folder.
+
+    Args:
+        trainer (`VaswaniTrainer`): After its training.
+    """
+    args, state = trainer.args, trainer.state
+    output = Path(args.output_dir) / f"average-{args.average}"
+    if args.average == "ema":
+        trainer.moving_average.save(output, trainer.processing_class, replace=True)
+        return output
+    checkpoints = checkpoints_to_average(args, state, args.output_dir)
+    if len(checkpoints) < args.average_count:
+        logger.warning("%s: of %d checkpoints, there are %d.", output, args.average_count, len(checkpoints))
+    values = metric_by_step(state, args.best_metric) if args.average == "best" else {}
+    scores = {args.best_metric: [values[checkpoint_step(folder)] for folder in checkpoints]} if values else {}
+    average(checkpoints, str(output), scores, replace=True)
+    return output
