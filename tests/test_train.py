@@ -1,3 +1,4 @@
+import hashlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from training.checkpoints import complete_checkpoints
 from training.cli import main
 from training.demo_data import write_demo_data
+from training.trainer import VaswaniTrainer
 
 
 SMALL = [
@@ -69,12 +71,139 @@ def test_the_papers_rate_is_the_default(run):
 def test_a_run_is_not_overwritten_and_can_be_resumed(run, data, capsys):
     assert main(words(data, run, "--max_steps", "4")) == 1
     assert "already has checkpoint-4: pass --resume" in capsys.readouterr().err
-    other = [*words(data, run, "--max_steps", "6", "--resume"), "--model_overrides", '{"d_model": 16, "num_heads": 4}']
-    assert main(other) == 1
-    assert "this is not the run that wrote" in (message := capsys.readouterr().err)
-    assert "num_heads (2, now 4)" in message
     assert main(words(data, run, "--max_steps", "6", "--resume")) == 0
     assert complete_checkpoints(run)[-1].name == "checkpoint-6"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--model_overrides", '{"d_model": 16, "num_heads": 4}'], "model.num_heads (2, now 4)"),
+        (["--model_overrides", SMALL[1][:-1] + ', "dropout": 0.2}'], "model.dropout (0.1, now 0.2)"),
+        (["--model_overrides", SMALL[1][:-1] + ', "label_smoothing": 0.0}'], "model.label_smoothing (0.1, now 0.0)"),
+        (["--vocab_size", "400"], "vocab_size (300, now 400)"),
+        (["--max_length", "60"], "max_length (256, now 60)"),
+        (["--seed", "7"], "seed (42, now 7)"),
+        (["--adam_beta2", "0.9"], "adam_beta2 (0.98, now 0.9)"),
+        (["--learning_rate", "1e-2"], "learning_rate (0.125, now 0.01)"),
+        (["--warmup_steps", "5"], "warmup_steps (4.0, now 5.0)"),
+        (["--target_tokens_per_update", "900"], "target_tokens_per_update (1000, now 900)"),
+        (["--tokens_per_device", "250"], "batches of an update (2, now 4)"),
+        (["--average", "ema"], "ema_decay (None, now 0.999)"),
+        (["--metric_for_best_model", "eval_loss"], "metric_for_best_model (eval_bleu, now eval_loss)"),
+    ],
+)
+def test_a_run_that_has_changed_is_not_resumed(run, data, capsys, change, message, monkeypatch):
+    monkeypatch.setattr("training.trainer.VaswaniTrainer.train", lambda *args, **kwargs: pytest.fail("it trains"))
+    assert main(words(data, run, "--max_steps", "6", "--resume", *change)) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"hf-vaswani train: --resume: this is not the run that wrote {run}/checkpoint-")
+    assert message in error
+
+
+def test_data_that_has_changed_is_not_resumed_from(run, data, tmp_path, capsys):
+    """Also where only its content has, and in a letter."""
+    source, target = (tmp_path / Path(name).name for name in data["train"])
+    shutil.copy(data["train"][0], source)
+    text = Path(data["train"][1]).read_bytes()
+    target.write_bytes(text[:-3] + bytes([text[-3] ^ 1]) + text[-2:])
+    command = words(data, run, "--max_steps", "6", "--resume", "--train_files", str(source), str(target))
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert f"train_files[1] ({{'size': {len(text)}, 'sha256': '{hashlib.sha256(text).hexdigest()}'}}, now" in error
+    assert "train_files[0]" not in error
+
+    with target.open("a") as file:
+        file.write("Noch ein Satz.\n")
+    with source.open("a") as file:
+        file.write("One more sentence.\n")
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "train_files[0] (" in error
+    assert "pairs (200, now 201)" in error
+
+
+def test_a_vocabulary_that_has_changed_is_not_resumed_with(run, data, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = complete_checkpoints(copy)[-1] / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["merges"].pop()
+    path.write_text(json.dumps(tokenizer))
+    assert main(words(data, copy, "--max_steps", "6", "--resume")) == 1
+    assert "tokenizer (" in capsys.readouterr().err
+
+
+def test_what_changes_nothing_that_is_learned_may_change_and_is_logged(run, data, tmp_path, caplog):
+    """The run has moved, so have its data, under other names; more steps, saved and logged at others."""
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(run / "checkpoint-4", copy / "checkpoint-4")
+    moved = [str(shutil.copy(name, tmp_path / f"moved.{i}")) for i, name in enumerate(data["train"])]
+    more = ["--max_steps", "8", "--resume", "--save_steps", "3", "--eval_steps", "3", "--logging_steps", "2"]
+    more += ["--gradient_accumulation_steps", "2", "--tokens_per_device", "600", "--train_files", *moved]
+    with caplog.at_level(logging.INFO):
+        assert main(words(data, copy, *more)) == 0
+    message = next(record.message for record in caplog.records if record.message.startswith("Changed since"))
+    assert message.startswith("Changed since checkpoint-4, and may: ")
+    for change in ("max_steps (4, now 8)", "save_steps (2, now 3)", "tokens_per_device (500, now 600)", "moved.0"):
+        assert change in message
+    assert [folder.name for folder in complete_checkpoints(copy)] == ["checkpoint-4", "checkpoint-6", "checkpoint-8"]
+    history = json.loads((copy / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4, 6, 8]
+
+
+def test_a_schedule_that_ends_with_the_run_cannot_be_extended(data, tmp_path, capsys):
+    linear = ["--lr_scheduler_type", "linear", "--learning_rate", "0.01"]
+    assert main(words(data, tmp_path, "--max_steps", "2", *linear)) == 0
+    assert main(words(data, tmp_path, "--max_steps", "3", "--resume", *linear)) == 1
+    assert "max_steps (2, now 3)" in capsys.readouterr().err
+
+
+def test_without_a_record_the_model_alone_is_compared(run, data, tmp_path, capsys, caplog):
+    copy = tmp_path / "run"
+    shutil.copytree(run / "checkpoint-4", copy / "checkpoint-4")
+    (copy / "checkpoint-4" / "run.json").unlink()
+    other = ["--resume", "--model_overrides", '{"d_model": 16, "num_heads": 4}']
+    with caplog.at_level(logging.WARNING):
+        assert main(words(data, copy, "--max_steps", "5", *other)) == 1
+    assert "has no run.json: only its model is compared" in caplog.text
+    assert "num_heads (2, now 4)" in capsys.readouterr().err
+    assert main(words(data, copy, "--max_steps", "5", "--resume")) == 0
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(data, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(words(data, tmp_path / "file" / "run", "--max_steps", "1")) == 1
+    assert f"{tmp_path}/file/run" in capsys.readouterr().err
+
+
+def test_a_data_file_that_vanishes_leaves_the_last_checkpoint(data, tmp_path, capsys, monkeypatch):
+    """While it is read as a stream, pass after pass."""
+    files = [str(shutil.copy(name, tmp_path)) for name in data["train"]]
+    original = VaswaniTrainer._save_checkpoint
+
+    def save_and_remove(self, *args):
+        original(self, *args)
+        Path(files[0]).unlink(missing_ok=True)
+
+    monkeypatch.setattr(VaswaniTrainer, "_save_checkpoint", save_and_remove)
+    stream = ["--train_files", *files, "--output_dir", str(tmp_path / "run"), "--streaming", "true"]
+    assert main(["train", *stream, *SMALL, "--max_steps", "50"]) == 1
+    assert files[0] in capsys.readouterr().err
+    last = complete_checkpoints(tmp_path / "run")[-1]
+    monkeypatch.undo()
+    assert main(["train", *stream, *SMALL, "--max_steps", "50", "--resume"]) == 1
+    assert f"{files[0]}: no such file" in capsys.readouterr().err
+    shutil.copy(data["train"][0], files[0])
+    step = int(last.name.removeprefix("checkpoint-"))
+    assert main(["train", *stream, *SMALL, "--max_steps", str(step + 2), "--resume"]) == 0
+
+
+def test_the_average_that_was_asked_for_is_written_at_the_end(data, tmp_path):
+    assert main(words(data, tmp_path, "--max_steps", "4", "--average", "last", "--average_count", "2")) == 0
+    record = json.loads((tmp_path / "average-last" / "averaged_from.json").read_text())
+    assert [Path(name).name for name in record["checkpoints"]] == ["checkpoint-2", "checkpoint-4"]
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "average-last")
 
 
 def test_damaged_weights_are_not_resumed_from(run, data, tmp_path, capsys):
@@ -112,6 +241,7 @@ def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):
         ),
         (["--vocab_size", "10"], "vocab_size must be at least 259"),
         (["--tokens_per_device", "10"], "lower max_length, or raise the tokens"),
+        (["--enable_jit_checkpoint", "true"], "writes a checkpoint on SIGTERM anyway"),
     ],
 )
 def test_what_is_wrong_is_one_line_on_standard_error(tmp_path, data, capsys, change, message):
@@ -121,8 +251,10 @@ def test_what_is_wrong_is_one_line_on_standard_error(tmp_path, data, capsys, cha
     assert message in error
 
 
-def test_training_without_evaluation_data(tmp_path, data):
+def test_training_without_evaluation_data(tmp_path, data, capsys):
     files = ["--train_files", *data["train"], "--output_dir", str(tmp_path)]
+    assert main(["train", *files, *SMALL, "--max_steps", "2", "--average", "best"]) == 1
+    assert "there is no evaluation data to say which" in capsys.readouterr().err
     assert main(["train", *files, *SMALL, "--max_steps", "2"]) == 0
     assert complete_checkpoints(tmp_path)[-1].name == "checkpoint-2"
 
