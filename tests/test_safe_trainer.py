@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 import torch
+from test_hub import contents
+from test_hub import hub as hub
 from test_trainer import make_trainer
 from transformers import TrainerCallback
 
@@ -206,3 +208,14 @@ def test_what_was_to_be_replaced_is_put_back_and_the_rest_cleared(tmp_path):
     clear_partial(tmp_path)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4"]
     assert not (tmp_path / PARTIAL).exists()
+
+
+def test_a_checkpoint_is_pushed_when_it_is_complete(hub, tmp_path, tokenizer, pairs):
+    options = {"push_to_hub": True, "hub_model_id": "alice/safe", "hub_strategy": "all_checkpoints"}
+    trainer = make_trainer(tmp_path / "run", tokenizer, pairs, hub_always_push=True, save_total_limit=2, **options)
+    trainer.train()
+    files = contents(hub.repositories["alice/safe"].at("main"))
+    assert not [name for name in files if "partial" in name]
+    for name in ("checkpoint-3", "checkpoint-6"):
+        for path in (tmp_path / "run" / name).iterdir():
+            assert files[f"{name}/{path.name}"] == path.read_bytes()

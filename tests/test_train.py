@@ -152,6 +152,13 @@ def test_what_changes_nothing_that_is_learned_may_change_and_is_logged(run, data
     assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4, 6, 8]
 
 
+def test_weights_alone_are_not_resumed_from(run, data, tmp_path, capsys):
+    shutil.copytree(run / "checkpoint-4", tmp_path / "checkpoint-4")
+    (tmp_path / "checkpoint-4" / "optimizer.pt").unlink()
+    assert main(words(data, tmp_path, "--max_steps", "6", "--resume")) == 1
+    assert "checkpoint-4 has no state of the optimiser (save_only_model)" in capsys.readouterr().err
+
+
 def test_a_schedule_that_ends_with_the_run_cannot_be_extended(data, tmp_path, capsys):
     linear = ["--lr_scheduler_type", "linear", "--learning_rate", "0.01"]
     assert main(words(data, tmp_path, "--max_steps", "2", *linear)) == 0

@@ -71,7 +71,8 @@ def run_record(
     values = {name: value for name, value in args.to_dict().items() if name not in UNRECORDED}
     noted = {name: value for name, value in values.items() if name in harmless}
     noted |= {"attn_implementation": model_args.attn_implementation, "devices": args.world_size}
-    noted |= {"train_files": [Path(file).name for file in data.train_files], "eval_files": data.eval_files}
+    files = {"train_files": data.train_files, "eval_files": data.eval_files}
+    noted |= {name: [Path(file).name for file in paths] for name, paths in files.items()}
     same = model | vocabulary | _data(data, pairs)
     same |= {name: value for name, value in values.items() if name not in harmless}
     # The batches depend on how many an update has, not on where they are computed.

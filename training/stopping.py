@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -23,8 +24,8 @@ class StopOnSignal(TrainerCallback):
     """On SIGTERM, SIGINT or SIGUSR1: finish the update, write a checkpoint, and end the training; in several processes
     all after the same update, whichever of them got the signal. A second signal ends the process at once.
 
-    A callback for the Trainer, and a context manager that listens as long as it is open. `stopped_by` is the signal's
-    number once the training ends because of it, 0 before.
+    A callback for the Trainer, and a context manager that listens as long as it is open (in the main thread: others
+    get no signals). `stopped_by` is the signal's number once the training ends because of it, 0 before.
     """
 
     def __init__(self):
@@ -34,7 +35,8 @@ class StopOnSignal(TrainerCallback):
         self._group = None
 
     def __enter__(self) -> "StopOnSignal":
-        self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
 
     def __exit__(self, *error) -> None:

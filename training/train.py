@@ -23,6 +23,8 @@ from .trainer import VaswaniTrainer, paper_learning_rate
 
 logger = logging.getLogger(__name__)
 
+OPTIMISER_STATES = ("optimizer*", "global_step*")  # the second is DeepSpeed's
+
 # Section 6.1.
 GENERATION = {"num_beams": 4, "length_penalty_form": "gnmt", "length_penalty": 0.6, "max_extra_tokens": 50}
 
@@ -32,7 +34,7 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
 
     Raises:
         FileExistsError: The folder has checkpoints, and the run is not told to resume.
-        FileNotFoundError: The run is told to resume, and there is nothing to resume from.
+        FileNotFoundError: The run is told to resume, and there is nothing to resume from, or weights alone.
         OSError: The weights of the last checkpoint are damaged.
     """
     with args.main_process_first(desc="looking for checkpoints", local=False):
@@ -49,6 +51,8 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
     if not args.resume:
         return None
     check_weights(checkpoints[-1])
+    if not any(any(checkpoints[-1].glob(name)) for name in OPTIMISER_STATES):
+        raise FileNotFoundError(f"--resume: {checkpoints[-1]} has no state of the optimiser (save_only_model).")
     return str(checkpoints[-1])
 
 
