@@ -168,7 +168,7 @@ except SystemExit as stop:
 
 
 @pytest.mark.slow
-def test_two_processes_stop_after_the_same_update_and_go_on(tmp_path, data):
+def test_two_processes_stop_after_the_same_update_and_go_on(tmp_path, data, caplog):
     (tmp_path / "script.py").write_text(ONE_OF_TWO_IS_SIGNALLED)
     whole, stopped = ([*words(data, tmp_path / run, "--max_steps", "5")[1:]] for run in ("whole", "stopped"))
     done = launch_two([str(tmp_path / "script.py"), str(tmp_path / "status"), *stopped])
@@ -184,3 +184,7 @@ def test_two_processes_stop_after_the_same_update_and_go_on(tmp_path, data):
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
     one, other = (AutoModelForSeq2SeqLM.from_pretrained(tmp_path / run).state_dict() for run in ("whole", "stopped"))
     assert [name for name in one if not one[name].equal(other[name])] == []
+
+    with caplog.at_level(logging.INFO):  # one process accumulates what two had
+        assert main(words(data, tmp_path / "stopped", "--max_steps", "6", "--resume")) == 0
+    assert "devices (2, now 1)" in caplog.text

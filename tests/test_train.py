@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import logging
@@ -159,6 +160,14 @@ def test_weights_alone_are_not_resumed_from(run, data, tmp_path, capsys):
     assert "checkpoint-4 has no state of the optimiser (save_only_model)" in capsys.readouterr().err
 
 
+def test_a_run_at_work_is_left_alone_by_another_start(run, data, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "checkpoint.partial" / "checkpoint-8").mkdir(parents=True)
+    assert main(words(data, copy, "--max_steps", "8")) == 1
+    assert (copy / "checkpoint.partial" / "checkpoint-8").exists()
+
+
 def test_a_schedule_that_ends_with_the_run_cannot_be_extended(data, tmp_path, capsys):
     linear = ["--lr_scheduler_type", "linear", "--learning_rate", "0.01"]
     assert main(words(data, tmp_path, "--max_steps", "2", *linear)) == 0
@@ -182,6 +191,20 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_training(data, tmp_p
     (tmp_path / "file").write_text("")
     assert main(words(data, tmp_path / "file" / "run", "--max_steps", "1")) == 1
     assert f"{tmp_path}/file/run" in capsys.readouterr().err
+
+
+def test_a_folder_that_has_become_read_only_is_an_error_before_training(run, data, monkeypatch, capsys):
+    mkdir = Path.mkdir
+
+    def read_only(self, *args, **kwargs):
+        if self.is_relative_to(run):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        mkdir(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    monkeypatch.setattr(VaswaniTrainer, "training_step", lambda *args: pytest.fail("it trains"))
+    assert main(words(data, run, "--max_steps", "8", "--resume")) == 1
+    assert f"Read-only file system: '{run}/" in capsys.readouterr().err
 
 
 def test_a_data_file_that_vanishes_leaves_the_last_checkpoint(data, tmp_path, capsys, monkeypatch):

@@ -22,14 +22,8 @@ logger = logging.getLogger(__name__)
 # Training arguments that do not change what is learned, or only how floating point numbers are rounded. All others do.
 HARMLESS = {
     *("output_dir", "disable_tqdm", "report_to", "run_name", "project", "debug", "skip_memory_metrics"),
-    *(
-        "average",
-        "average_count",
-        "per_device_eval_batch_size",
-        "prediction_loss_only",
-        "predict_with_generate",
-        "batch_eval_metrics",
-    ),
+    *("per_device_eval_batch_size", "prediction_loss_only", "predict_with_generate", "batch_eval_metrics"),
+    *("average", "average_count"),
     *("load_best_model_at_end", "greater_is_better", "bleu_tokenize", "use_cache"),
     *("do_train", "do_eval", "do_predict", "use_cpu", "tf32", "full_determinism"),
     *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps"),

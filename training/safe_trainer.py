@@ -150,10 +150,16 @@ class SafeTrainer(Seq2SeqTrainer):
         self._resumed_from = resume_from_checkpoint
 
     def _begin(self) -> None:
-        """Cleans up after a run that was killed, and takes up what it had counted."""
+        """Cleans up after a run that was killed, and takes up what it had counted.
+
+        Raises:
+            OSError: Nothing can be written to the run's folder; better known now than at the first checkpoint.
+        """
         run = Path(self.args.output_dir)
         if self.args.should_save:
             clear_partial(run)
+            (run / PARTIAL).mkdir(parents=True)
+            (run / PARTIAL).rmdir()
         if self._resumed_from is None:
             return
         self._remember_best(run)

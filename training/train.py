@@ -38,7 +38,7 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         OSError: The weights of the last checkpoint are damaged.
     """
     with args.main_process_first(desc="looking for checkpoints", local=False):
-        if args.process_index == 0:
+        if args.resume and args.process_index == 0:  # otherwise it may be another run's, which is at work
             clear_partial(args.output_dir)
         checkpoints = complete_checkpoints(args.output_dir)
     if checkpoints and not args.resume:
@@ -220,7 +220,10 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
     state = trainer.state
     if stop.stopped_by and state.global_step < state.max_steps:
         name = signal.Signals(stop.stopped_by).name
-        logger.warning("%s: stopped after update %d, with a checkpoint. --resume goes on.", name, state.global_step)
+        if args.process_index == 0:
+            logger.warning(
+                "%s: stopped after update %d, with a checkpoint. --resume goes on.", name, state.global_step
+            )
         raise SystemExit(128 + stop.stopped_by)
     trainer.save_run()
     if args.average is not None and args.process_index == 0:
