@@ -2,9 +2,10 @@
 
 Run as a script by test_killed.py: `python killed_training.py JOBS REPORTS`. The first is a JSON file, a list of jobs
 `{"run": folder, "words": [of `hf-vaswani train`, without --resume], "moments": [...]}`. A moment is `["file", n]`:
-before the n-th thing that happens to a file of the run; `["batch", n]`: within the n-th batch; `["seconds", s]`:
-whenever that may be. After the last moment the training is left alone. The other file gets an object for each job: how
-each process ended, which of them left a half-written checkpoint, and what the last did to files, in how many seconds.
+before the n-th thing that happens to a file of the run; `["rename", n]`: before the n-th renaming there;
+`["batch", n]`: within the n-th batch; `["seconds", s]`: whenever that may be. After the last moment the training is
+left alone. The other file gets an object for each job: how each process ended, which of them left a half-written
+checkpoint, and what the last did to files, in how many seconds.
 
 The training is forked off a process that has imported all it needs, which takes longer than to train.
 """
@@ -22,6 +23,7 @@ from training.trainer import VaswaniTrainer
 
 
 EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
+KINDS = ("file", "rename")
 
 
 def kill_myself() -> None:
@@ -31,13 +33,13 @@ def kill_myself() -> None:
 class FileEvents:
     """Counts what happens to the files of a folder, as Python's audit hooks see it; kills before the `last`."""
 
-    def __init__(self, folder: str, last: int | None):
-        self.folder, self.last, self.count = folder, last, 0
+    def __init__(self, folder: str, events: set[str], last: int | None):
+        self.folder, self.events, self.last, self.count = folder, events, last, 0
         sys.addaudithook(self.hook)
 
     def hook(self, event: str, args: tuple) -> None:
         # rmtree names what it deletes relative to the folder that it is in.
-        if event in EVENTS and (event in ("os.remove", "os.rmdir") or str(args[0]).startswith(self.folder)):
+        if event in self.events and (event in ("os.remove", "os.rmdir") or str(args[0]).startswith(self.folder)):
             self.count += 1
             if self.count == self.last:
                 kill_myself()
@@ -59,7 +61,7 @@ def train(run: str, words: list[str], kind: str | None, moment: float | None) ->
     """Forks a training; its status as of `os.waitpid`."""
     child = os.fork()
     if not child:
-        events = FileEvents(run, moment if kind == "file" else None)
+        events = FileEvents(run, {"os.rename"} if kind == "rename" else EVENTS, moment if kind in KINDS else None)
         if kind == "batch":
             kill_within_batch(moment)
         status = main([*words, *(["--resume"] if complete_checkpoints(run) else [])])
