@@ -1,4 +1,5 @@
 import math
+import threading
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from training.search import (
     Sampling,
     Search,
     TokenTexts,
+    by_threads,
     id_log_probabilities,
     share_of_batches,
     token_batches,
 )
+from training.translate import translate
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,48 @@ def test_every_batch_is_of_one_process_and_all_have_as_much_to_do(lengths, proce
     assert max(loads) - min(loads) <= max(map(padded, batches), default=0)
     for share in shares:
         assert [padded(batch) for batch in share] == sorted(map(padded, share), reverse=True)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_on_a_cpu_two_batches_are_worked_on_at_once_and_results_come_in_order(two_threads):
+    both = threading.Barrier(2, timeout=30)  # breaks if only one thread works
+
+    def work(batch):
+        both.wait()
+        return batch, torch.get_num_threads()
+
+    found = list(by_threads(work, [5, 3, 2, 1], torch.device("cpu")))
+    assert found == [(5, 1), (3, 1), (2, 1), (1, 1)]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("batches", "device"), [([5], "cpu"), ([5, 3], "meta")])
+def test_one_batch_or_an_accelerator_is_for_one_thread(batches, device, two_threads):
+    threads = set(by_threads(lambda batch: threading.get_ident(), batches, torch.device(device)))
+    assert threads == {threading.get_ident()}
+
+
+def test_an_error_in_a_thread_is_raised_and_the_threads_are_given_back(two_threads):
+    def work(batch):
+        raise ValueError(f"batch {batch}")
+
+    with pytest.raises(ValueError, match="batch 7"):
+        list(by_threads(work, [7, 8, 9], torch.device("cpu")))
+    assert torch.get_num_threads() == 2
+
+
+def test_translations_do_not_depend_on_the_threads(model, tokenizer, pairs, two_threads):
+    sentences = [english for english, _ in pairs]
+    found = translate(model, tokenizer, sentences, batch_tokens=24, num_beams=3)
+    torch.set_num_threads(1)
+    assert found == translate(model, tokenizer, sentences, batch_tokens=24, num_beams=3)
 
 
 # Scores and log probabilities

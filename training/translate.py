@@ -28,7 +28,16 @@ from hf_vaswani import VaswaniTranslationPipeline
 from .data import DataError, check_file, read_lines
 from .output import FORMATS, PartialOutput, fingerprint
 from .processes import Processes, launch
-from .search import Request, Sampling, Search, Translation, position_limit, share_of_batches, token_batches
+from .search import (
+    Request,
+    Sampling,
+    Search,
+    Translation,
+    by_threads,
+    position_limit,
+    share_of_batches,
+    token_batches,
+)
 from .segment import split_line
 
 
@@ -50,7 +59,7 @@ def translate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: list[str],
-    batch_tokens: int = 4096,
+    batch_tokens: int = 2048,
     progress: tqdm | None = None,
     **generate_kwargs,
 ) -> list[str]:
@@ -77,8 +86,10 @@ def translate(
     translations = [""] * len(sentences)
     if progress is not None:
         progress.update(sum(not i for i in ids))
-    for batch in token_batches([len(i) for i in ids], batch_tokens):
-        for index, found in zip(batch, search([Request(ids[i]) for i in batch])):
+    batches = list(token_batches([len(i) for i in ids], batch_tokens))
+    results = by_threads(lambda batch: search([Request(ids[i]) for i in batch]), batches, model.device)
+    for batch, result in zip(batches, results):
+        for index, found in zip(batch, result):
             translations[index] = found[0].text
         if progress is not None:
             progress.update(len(batch))
@@ -269,8 +280,10 @@ def translate_window(
 
     def work() -> list[tuple[int, list[Translation]]]:
         found = []
-        for batch in share_of_batches(search.batches(requests), lengths, processes.rank, processes.count):
-            found += zip(batch, search([requests[index] for index in batch]))
+        batches = share_of_batches(search.batches(requests), lengths, processes.rank, processes.count)
+        results = by_threads(lambda batch: search([requests[index] for index in batch]), batches, search.model.device)
+        for batch, result in zip(batches, results):
+            found += zip(batch, result)
             progress.update(start + int(whole * len(found)) - progress.n)
         return found
 
@@ -320,7 +333,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max-source-tokens", type=positive, help="longer lines are cut into pieces that are translated one by one "
         f"(the model's limit, or {MAX_SOURCE_TOKENS})")  # fmt: skip
     add("--long-lines", choices=("split", "error"), default="split", help="what to do about these (%(default)s)")
-    add("--batch-tokens", type=positive, default=4096, help="source tokens of a batch (%(default)s)")
+    add("--batch-tokens", type=positive, default=2048, help="source tokens of a batch (%(default)s)")
     add("--window", type=positive, default=10_000, help="lines sorted by length at a time (%(default)s)")
     add("--processes", type=positive, default=1, help="processes to start, on as many accelerators or all on the CPU")
     add("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")

@@ -2,8 +2,8 @@
 
     python -m training.benchmarks.decoding --model RUN/average --sources test.en --references test.de
 
-Every system searches with a beam of 4: this package as in the paper (section 6.1), in a process a thread, the others
-by their own defaults. Each takes the fastest of several batch sizes, on sentences sorted by length. Repetitions
+Every system searches with a beam of 4: this package as in the paper (section 6.1), a batch a thread, the others by
+their own defaults. Each takes the fastest of several batch sizes, on sentences sorted by length. Repetitions
 are interleaved; medians are reported with the range. Only the search is timed, from token ids to token ids. The last
 line is one JSON object.
 """
@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 
 import sacrebleu
@@ -26,7 +25,7 @@ from transformers import AutoTokenizer
 import hf_vaswani  # noqa: F401, registers the model
 
 from ..data import read_lines
-from ..search import share_of_batches, token_batches
+from ..search import by_threads, token_batches
 from ..translate import load_checkpoint
 from .memory import peak_memory
 
@@ -54,92 +53,38 @@ def clean(sequence: list[int], special: set[int]) -> list[int]:
     return [token for token in sequence if token not in special]
 
 
-def batched(search_batch: Callable, tokenizer, batches: Callable) -> Search:
-    """A search over all sentences from one over a batch of token tensors."""
+def batched(search_batch: Callable, tokenizer, batches: Callable, in_threads: bool = False) -> Search:
+    """A search over all sentences from one over a batch of token tensors; several batches at once if `in_threads`."""
 
     def search(sentences: list[list[int]]) -> list[list[int]]:
+        def work(batch):
+            return search_batch(tokenizer.pad({"input_ids": [sentences[i] for i in batch]}, return_tensors="pt"))
+
         outputs: list = [None] * len(sentences)
-        for batch in batches(sentences):
-            inputs = tokenizer.pad({"input_ids": [sentences[i] for i in batch]}, return_tensors="pt")
-            for index, output in zip(batch, search_batch(inputs).tolist()):
+        made = batches(sentences)
+        results = by_threads(work, made, torch.device("cpu")) if in_threads else map(work, made)
+        for batch, result in zip(made, results):
+            for index, output in zip(batch, result.tolist()):
                 outputs[index] = clean(output, set(tokenizer.all_special_ids))
         return outputs
 
     return search
 
 
-def _known(batches: list, sentences: list) -> list:
-    return batches
+def load_ours(dtype: str, checkpoint: str) -> dict[str, Search]:
+    model, tokenizer = load_checkpoint(checkpoint, dtype=dtype)
+    options = {"num_beams": BEAMS, "length_penalty_form": "gnmt", "length_penalty": 0.6}
 
+    def search_batch(inputs):
+        return model.generate(**inputs, **options, max_extra_tokens=EXTRA_TOKENS)
 
-class Crew:
-    """This package as processes of one thread each, which share a search's batches (as `hf-vaswani translate
-    --processes`), longest first in turn.
+    def batches(sentences, budget):
+        return list(token_batches([len(sentence) for sentence in sentences], budget))
 
-    Args:
-        size (`int`): Processes.
-        dtype, checkpoint (`str`): As of `load_checkpoint`.
-    """
-
-    BUDGETS = (512, 1024, 2048, 4096)
-
-    def __init__(self, size: int, dtype: str, checkpoint: str):
-        context = multiprocessing.get_context("spawn")
-        self.connections = []
-        for _ in range(size):
-            ours, theirs = context.Pipe()
-            context.Process(target=self._work, args=(theirs, dtype, checkpoint), daemon=True).start()
-            self.connections.append(ours)
-
-    @staticmethod
-    def _work(connection, dtype: str, checkpoint: str) -> None:
-        torch.set_num_threads(1)
-        model, tokenizer = load_checkpoint(checkpoint, dtype=dtype)
-        options = {"num_beams": BEAMS, "length_penalty_form": "gnmt", "length_penalty": 0.6}
-
-        def search_batch(inputs):
-            return model.generate(**inputs, **options, max_extra_tokens=EXTRA_TOKENS)
-
-        while (command := connection.recv()) != "end":
-            if command == "peak memory":
-                connection.send(peak_memory())
-                continue
-            sizes, sentences, is_profiled = command
-            batches = list(map(range, accumulate(sizes, initial=0), accumulate(sizes)))
-            search = batched(search_batch, tokenizer, partial(_known, batches))
-            connection.send(matrix_product_share(search, sentences) if is_profiled else search(sentences))
-
-    def _ask(self, commands: list) -> list:
-        for connection, command in zip(self.connections, commands):
-            connection.send(command)
-        return [connection.recv() for connection in self.connections]
-
-    def _deal(self, sentences: list[list[int]], budget: int) -> tuple[list[list[int]], list[tuple]]:
-        """For each process, the indices of its sentences, and its batches' sizes with those sentences."""
-        lengths, size = [len(sentence) for sentence in sentences], len(self.connections)
-        batches = list(token_batches(lengths, budget))
-        hands = [share_of_batches(batches, lengths, rank, size) for rank in range(size)]
-        indices = [[index for batch in hand for index in batch] for hand in hands]
-        sizes = [[len(batch) for batch in hand] for hand in hands]
-        return indices, [(sizes[rank], [sentences[i] for i in mine]) for rank, mine in enumerate(indices)]
-
-    def searches(self) -> dict[str, Search]:
-        label = f"{len(self.connections)} x 1 threads"
-        return {f"{budget} tokens, {label}": partial(self.search, budget) for budget in self.BUDGETS}
-
-    def search(self, budget: int, sentences: list[list[int]]) -> list[list[int]]:
-        indices, hands = self._deal(sentences, budget)
-        found = {}
-        for mine, outputs in zip(indices, self._ask([(*hand, False) for hand in hands])):
-            found.update(zip(mine, outputs))
-        return [found[index] for index in range(len(sentences))]
-
-    def peak_memory(self) -> int:
-        return peak_memory() + sum(self._ask(["peak memory"] * len(self.connections)))
-
-    def matrix_product_share(self, sentences: list[list[int]]) -> float:
-        _, hands = self._deal(sentences, 1024)
-        return statistics.mean(self._ask([(*hand, True) for hand in hands]))
+    return {
+        f"{budget} tokens": batched(search_batch, tokenizer, partial(batches, budget=budget), in_threads=True)
+        for budget in (512, 1024, 2048)
+    }
 
 
 def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
@@ -156,7 +101,7 @@ def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     return {
-        f"{size} sentences": batched(search_batch, tokenizer, lambda s, size=size: batches(s, size))
+        f"{size} sentences": batched(search_batch, tokenizer, partial(batches, size=size))
         for size in (16, 32, 64, 128)
     }
 
@@ -199,7 +144,8 @@ def load_ctranslate2(dtype: str, checkpoint: str) -> dict[str, Search]:
 
 
 def matrix_product_share(search: Search, sentences: list[list[int]]) -> float:
-    """Share of the time that PyTorch spends in matrix products."""
+    """Share of the time that PyTorch spends in matrix products, in one thread."""
+    torch.set_num_threads(1)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         search(sentences)
     events = profile.key_averages()
@@ -211,12 +157,8 @@ def work(connection, system: str, checkpoint: str, threads: int, sentences: list
     """A system's process: says which batch size is best, then searches whenever it is told to."""
     torch.set_num_threads(threads)
     name, dtype = system.split("-")
-    crew = Crew(threads, dtype, checkpoint) if name == "ours" else None
     try:
-        if crew:
-            searches = crew.searches()
-        else:
-            searches = {"marian": load_marian, "ctranslate2": load_ctranslate2}[name](dtype, checkpoint)
+        searches = {"ours": load_ours, "marian": load_marian, "ctranslate2": load_ctranslate2}[name](dtype, checkpoint)
     except (ImportError, ValueError) as error:  # not installed, or a type that it does not have for this processor
         connection.send({"skipped": str(error)})
         return
@@ -233,11 +175,8 @@ def work(connection, system: str, checkpoint: str, threads: int, sentences: list
         start = time.perf_counter()
         outputs = searches[best](sentences)
         connection.send((time.perf_counter() - start, outputs if command == "outputs" else None))
-    if crew:
-        connection.send((crew.peak_memory(), crew.matrix_product_share(sample)))
-    else:
-        share = matrix_product_share(searches[best], sample) if name == "marian" else None
-        connection.send((peak_memory(), share))
+    share = None if name == "ctranslate2" else matrix_product_share(searches[best], sample)
+    connection.send((peak_memory(), share))
 
 
 def run(args: argparse.Namespace) -> dict:
@@ -251,7 +190,7 @@ def run(args: argparse.Namespace) -> dict:
     results: dict = {}
     for system in args.systems:
         ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, system, args.model, args.threads, sentences))
+        process = context.Process(target=work, args=(theirs, system, args.model, args.threads, sentences), daemon=True)
         process.start()
         answer = ours.recv()
         print(f"{system}: {answer}", flush=True)
