@@ -181,20 +181,22 @@ class VaswaniAttention(nn.Module):
         """
         query = self._split_heads(self.q_proj(hidden_states), self.d_k)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
-        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        outputs, weights = attention(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
-        )
+        kwargs |= {"dropout": self.dropout if self.training else 0.0, "scaling": self.scaling}
+        outputs, weights = self._attend(query, key, value, attention_mask, **kwargs)
         return self.o_proj(outputs.flatten(2)), weights  # concatenate the heads, then W^O
+
+    def _attend(self, query, key, value, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        name = self.config._attn_implementation
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+        device, dtype = query.device.type, query.dtype
+        if not (name == "sdpa" and device == "cpu" and dtype == torch.bfloat16 and torch.is_grad_enabled()):
+            return attention(self, query, key, value, attention_mask, **kwargs)
+        # On a CPU, the gradients of torch's own take eight times as long in bfloat16 as in float32.
+        if attention_mask is not None and attention_mask.is_floating_point():
+            attention_mask = attention_mask.float()
+        with torch.autocast(device, enabled=False):
+            outputs, weights = attention(self, query.float(), key.float(), value.float(), attention_mask, **kwargs)
+        return outputs.to(dtype), weights
 
     @staticmethod
     def _split_heads(states: torch.Tensor, width: int) -> torch.Tensor:

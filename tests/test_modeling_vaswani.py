@@ -204,6 +204,30 @@ def test_logits_equal_marian_under_a_permutation_of_features():
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_gradients_through_attention_on_a_cpu_are_computed_in_32_bits(monkeypatch):
+    """In bfloat16 torch takes many times as long for them."""
+    seen, real = [], torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query, key, value, *args, **kwargs):
+        seen.append({query.dtype, key.dtype, value.dtype})
+        return real(query, key, value, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    model = tiny_model(dropout=0.0).train()
+    inputs = {"input_ids": torch.tensor([[4, 5, 6], [7, 8, 0]]), "labels": torch.tensor([[4, 9], [5, 6]])}
+    inputs["attention_mask"] = (inputs["input_ids"] != 0).long()
+    loss = model(**inputs).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model(**inputs).loss
+    half.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    torch.testing.assert_close(half, loss, rtol=2e-2, atol=0)
+    assert seen == [{torch.float32}] * len(seen)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(**inputs)
+    assert seen[-1] == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
 @torch.no_grad()
 def test_attention_implementations_agree(implementation, model):
