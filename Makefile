@@ -16,8 +16,9 @@ demo: $(SETUP)
 	@paste -d '\n' demo/data/test.en demo/translations.de | head -n 10
 	$(BIN)/hf-vaswani score --hypotheses demo/translations.de --references demo/data/test.de
 
+# A process a core; two threads in each would be in each other's way.
 test: $(SETUP)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto
 
 test-slow: $(SETUP)
 	$(BIN)/pytest -m slow
