@@ -1,8 +1,13 @@
 import re
+from importlib import resources
 from pathlib import Path
 
 import pytest
-import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from hf_vaswani import VaswaniConfig
 from training.arguments import expand, load_recipe, packaged_recipes, parse_arguments
@@ -168,19 +173,79 @@ def test_wmt14_updates_hold_25000_tokens_on_any_number_of_devices(devices, monke
     assert training.parts_per_update == 8  # the same batches, however many devices share them
 
 
-def test_accelerate_configurations_load(tmp_path):
-    from accelerate.commands.config.config_args import load_config_from_file
+ACCELERATE = {  # name: kind, processes, machines
+    "cpu": ("NO", 1, 1),
+    "one_gpu": ("NO", 1, 1),
+    "eight_gpus": ("MULTI_GPU", 8, 1),
+    "two_machines": ("MULTI_GPU", 16, 2),
+    "fsdp2": ("FSDP", 8, 1),
+    "zero2": ("DEEPSPEED", 8, 1),
+}
 
-    folder = packaged_accelerate_folder()
-    files = sorted(path.name for path in folder.iterdir())
-    assert files == ["cpu.yaml", "eight_gpus.yaml", "one_gpu.yaml"]
-    for name, processes, cpu in (("cpu.yaml", 1, True), ("one_gpu.yaml", 1, False), ("eight_gpus.yaml", 8, False)):
-        config = load_config_from_file(str(folder / name))
-        assert (config.num_processes, config.use_cpu) == (processes, cpu)
-        assert yaml.safe_load((folder / name).read_text())
+
+def test_the_accelerate_configurations_are_all_there():
+    files = {path.name for path in packaged_accelerate_folder().iterdir()}
+    assert files == {f"{name}.yaml" for name in ACCELERATE}
+
+
+@pytest.mark.parametrize("name", sorted(ACCELERATE))
+def test_an_accelerate_configuration_loads_and_says_how_to_launch_it(name):
+    path = packaged_accelerate_folder() / f"{name}.yaml"
+    config = load_config_from_file(str(path))
+    assert (config.distributed_type, config.num_processes, config.num_machines) == ACCELERATE[name]
+    assert config.use_cpu == (name == "cpu")
+    assert config.mixed_precision == "no"
+    comment = "\n".join(line for line in path.read_text().splitlines() if line.startswith("#"))
+    assert f"accelerate launch --config_file training/recipes/accelerate/{name}.yaml" in comment
+    (recipe,) = re.findall(r"-m training.train --config (\w+)", comment)
+    assert recipe in packaged_recipes()
+
+
+def launch_arguments(name: str):
+    """What `accelerate launch` makes of a configuration."""
+    file = str(packaged_accelerate_folder() / f"{name}.yaml")
+    words = ["--config_file", file, "--main_process_port", "0", "-m", "training.train", "--config", "demo"]
+    args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    return args, defaults
+
+
+def set_environment(monkeypatch, environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_two_machines_are_launched_as_two_of_eight_processes():
+    args, _ = launch_arguments("two_machines")
+    prepare_multi_gpu_env(args)
+    assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("2", "8", 0)
+    assert args.rdzv_endpoint.startswith("10.0.0.1:")
+
+
+def test_the_fsdp_configuration_makes_whole_checkpoints(monkeypatch):
+    set_environment(monkeypatch, prepare_multi_gpu_env(launch_arguments("fsdp2")[0]))
+    plugin = FullyShardedDataParallelPlugin()
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, True)
+    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
+    assert plugin.auto_wrap_policy is transformer_auto_wrap_policy
+
+
+def test_the_deepspeed_configuration_leaves_precision_and_accumulation_to_the_recipe(monkeypatch):
+    """As far as can be seen without DeepSpeed: what it would be given."""
+    args, defaults = launch_arguments("zero2")
+    args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)  # as `accelerate launch` does
+    _, _, training = parse("--bf16", "true")
+    set_environment(monkeypatch, prepare_deepspeed_cmd_env(args)[1])
+    plugin = DeepSpeedPlugin()
+    plugin.set_mixed_precision(training.mixed_precision)
+    config = plugin.deepspeed_config
+    assert config["zero_optimization"]["stage"] == 2
+    assert [config["zero_optimization"][f"offload_{what}"]["device"] for what in ("optimizer", "param")] == [
+        "none"
+    ] * 2
+    assert config["bf16"]["enabled"]
+    for name in ("gradient_accumulation_steps", "gradient_clipping", "train_micro_batch_size_per_gpu"):
+        assert config[name] == "auto"  # what the Trainer fills in
 
 
 def packaged_accelerate_folder():
-    from importlib import resources
-
     return resources.files("training") / "recipes" / "accelerate"
