@@ -19,6 +19,7 @@ import torch
 from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import TrainOutput
 
 from .checkpoints import (
@@ -31,6 +32,7 @@ from .checkpoints import (
     put_in_place,
     rotate,
 )
+from .sharding import are_finite, in_its_own_class, load_optimizer_state, load_weights, optimizer_state
 
 
 PROGRESS_NAME = "progress.json"
@@ -53,10 +55,18 @@ class SafeTrainer(Seq2SeqTrainer):
 
     Args:
         run_record (`dict`, *optional*): What makes the run what it is, written to `run.json` in each checkpoint.
+
+    Raises:
+        ValueError: FSDP2 is set up to write weights in pieces that nothing else reads.
     """
 
     def __init__(self, *args, run_record: dict | None = None, **kwargs):
         super().__init__(*args, **kwargs)
+        if self.accelerator.is_fsdp2 and self.accelerator.state.fsdp_plugin.state_dict_type.name != "FULL_STATE_DICT":
+            raise ValueError(
+                f"fsdp_state_dict_type is {self.accelerator.state.fsdp_plugin.state_dict_type.name}: checkpoints are "
+                "whole, so that any number of devices goes on from them. Set it to FULL_STATE_DICT."
+            )
         self.run_record = run_record
         self._writing = False
         self._resumed_from: str | None = None
@@ -88,6 +98,26 @@ class SafeTrainer(Seq2SeqTrainer):
             self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run / name))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """With FSDP2 too what one device would write, so that any number of devices can go on from it."""
+        if not self.accelerator.is_fsdp2:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        state = optimizer_state(self.model, self.optimizer)
+        if self.args.should_save:
+            torch.save(state, os.path.join(output_dir, OPTIMIZER_NAME))
+            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        if self.accelerator.is_fsdp2:  # gathered, a tied matrix is one for each of its names
+            state_dict = {name: weight for name, weight in state_dict.items() if name not in self._tied_names()}
+        with in_its_own_class(self.model):
+            super()._save(output_dir, state_dict)
+
+    def _tied_names(self) -> set[str]:
+        """The names under which weights are not saved, since they are saved under another."""
+        return set(self.model.all_tied_weights_keys)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self._writing:
@@ -146,8 +176,28 @@ class SafeTrainer(Seq2SeqTrainer):
     # Going on
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.accelerator.is_fsdp2:
+            load_weights(self.model, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._resumed_from = resume_from_checkpoint
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.accelerator.is_fsdp2 or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        states = (
+            torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
+            for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
+        )
+        load_optimizer_state(self.model, self.optimizer, next(states))
+        self.lr_scheduler.load_state_dict(next(states))
+
+    def _load_best_model(self) -> None:
+        if self.accelerator.is_fsdp2:
+            load_weights(self.model, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
 
     def _begin(self) -> None:
         """Cleans up after a run that was killed, and takes up what it had counted.
@@ -224,7 +274,7 @@ class SafeTrainer(Seq2SeqTrainer):
         if not math.isfinite(loss := self._tr_loss.item()):
             self._raise_not_finite(loss)
         weights = dict(self.model.named_parameters())
-        finite = torch.stack([weight.detach().isfinite().all() for weight in weights.values()]).tolist()
+        finite = are_finite(list(weights.values()))
         if wrong := [name for name, is_finite in zip(weights, finite) if not is_finite]:
             raise ValueError(
                 f"After update {self.state.global_step}, weights are not finite: {', '.join(wrong[:3])}"

@@ -20,6 +20,7 @@ from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average
 from .batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from .data import lengths
 from .safe_trainer import SafeTrainer
+from .sharding import embeddings_in_root, gathered
 from .stopping import ignore_signals
 from .translate import translate
 
@@ -161,6 +162,10 @@ class VaswaniTrainer(SafeTrainer):
 
     # Optimisation
 
+    def _prepare_for_training(self, *args, **kwargs):
+        with embeddings_in_root(self.model) if self.accelerator.is_fsdp2 else contextlib.nullcontext():
+            return super()._prepare_for_training(*args, **kwargs)
+
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The paper's schedule starts at step 1; transformers' `inverse_sqrt` would waste the first step on rate 0."""
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "inverse_sqrt":
@@ -274,7 +279,8 @@ class VaswaniTrainer(SafeTrainer):
         args = {"num_beams": self.args.generation_num_beams, "max_length": self.args.generation_max_length}
         gen_kwargs = {**{name: value for name, value in args.items() if value is not None}, **gen_kwargs}
         budget = self.args.eval_tokens_per_device
-        mine = translate(self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs)
+        with gathered(self.model):  # the devices decode different sentences, in as many steps as each takes
+            mine = translate(self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs)
         translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(mine)]))
         texts = [text for _, text in translations]
         bleu = sacrebleu.corpus_bleu(texts, [dataset["target"][:]], tokenize=self.args.bleu_tokenize, force=True)
