@@ -111,13 +111,10 @@ class SafeTrainer(Seq2SeqTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if self.accelerator.is_fsdp2:  # gathered, a tied matrix is one for each of its names
-            state_dict = {name: weight for name, weight in state_dict.items() if name not in self._tied_names()}
+            tied = self.model.all_tied_weights_keys
+            state_dict = {name: weight for name, weight in state_dict.items() if name not in tied}
         with in_its_own_class(self.model):
             super()._save(output_dir, state_dict)
-
-    def _tied_names(self) -> set[str]:
-        """The names under which weights are not saved, since they are saved under another."""
-        return set(self.model.all_tied_weights_keys)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self._writing:
@@ -177,7 +174,7 @@ class SafeTrainer(Seq2SeqTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         if self.accelerator.is_fsdp2:
-            load_weights(self.model, resume_from_checkpoint)
+            self._issue_warnings_after_load(load_weights(self.model, resume_from_checkpoint))
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._resumed_from = resume_from_checkpoint
@@ -195,7 +192,7 @@ class SafeTrainer(Seq2SeqTrainer):
 
     def _load_best_model(self) -> None:
         if self.accelerator.is_fsdp2:
-            load_weights(self.model, self.state.best_model_checkpoint)
+            self._issue_warnings_after_load(load_weights(self.model, self.state.best_model_checkpoint))
         else:
             super()._load_best_model()
 

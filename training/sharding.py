@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -37,9 +38,15 @@ def embeddings_in_root(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gathered(model: PreTrainedModel) -> Iterator[None]:
+def gathered(model: PreTrainedModel, reshard_after_forward: bool) -> Iterator[None]:
     """Within, each device has all weights of a model that FSDP2 divides, so that it may run alone, as in decoding
-    sentences of its own. Changes nothing of another model."""
+    sentences of its own. Changes nothing of another model.
+
+    Args:
+        model (`PreTrainedModel`): Whose weights to gather.
+        reshard_after_forward (`bool`): Whether its layers give up their weights between forward and backward, which
+            holds again afterwards.
+    """
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
@@ -49,7 +56,7 @@ def gathered(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for unit in units:
             unit.reshard()
-            unit.set_reshard_after_forward(unit is not model, recurse=False)
+            unit.set_reshard_after_forward(reshard_after_forward and unit is not model, recurse=False)
 
 
 @contextlib.contextmanager
@@ -74,8 +81,11 @@ def are_finite(weights: list[nn.Parameter]) -> list[bool]:
     return finite.bool().tolist()
 
 
-def load_weights(model: PreTrainedModel, folder: str | Path) -> None:
+def load_weights(model: PreTrainedModel, folder: str | Path) -> NamedTuple:
     """Gives every device its share of a checkpoint's weights.
+
+    Returns:
+        `missing_keys` and `unexpected_keys`, as from `load_state_dict`.
 
     Raises:
         FileNotFoundError: There are none.
@@ -84,7 +94,7 @@ def load_weights(model: PreTrainedModel, folder: str | Path) -> None:
     if not files:
         raise FileNotFoundError(f"{folder}: no model*.safetensors.")
     weights = {name: weight for file in files for name, weight in load_file(file).items()}
-    set_model_state_dict(model, weights, options=EVERYWHERE)
+    return set_model_state_dict(model, weights, options=EVERYWHERE)
 
 
 def optimizer_state(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict:

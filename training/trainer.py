@@ -279,7 +279,8 @@ class VaswaniTrainer(SafeTrainer):
         args = {"num_beams": self.args.generation_num_beams, "max_length": self.args.generation_max_length}
         gen_kwargs = {**{name: value for name, value in args.items() if value is not None}, **gen_kwargs}
         budget = self.args.eval_tokens_per_device
-        with gathered(self.model):  # the devices decode different sentences, in as many steps as each takes
+        reshard = self.accelerator.is_fsdp2 and self.accelerator.state.fsdp_plugin.reshard_after_forward
+        with gathered(self.model, reshard):  # the devices decode different sentences, in as many steps as each takes
             mine = translate(self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs)
         translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(mine)]))
         texts = [text for _, text in translations]
