@@ -6,6 +6,7 @@ that are no numbers are an error before they are saved.
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -66,6 +67,11 @@ class SafeTrainer(Seq2SeqTrainer):
             raise ValueError(
                 f"fsdp_state_dict_type is {self.accelerator.state.fsdp_plugin.state_dict_type.name}: checkpoints are "
                 "whole, so that any number of devices goes on from them. Set it to FULL_STATE_DICT."
+            )
+        if self.accelerator.is_fsdp2 and (policy := self.accelerator.state.fsdp_plugin.mixed_precision_policy):
+            # In half precision the devices compute; sums of gradients and the loss stay in float32.
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = dataclasses.replace(
+                policy, reduce_dtype=torch.float32, output_dtype=None
             )
         self.run_record = run_record
         self._writing = False
