@@ -6,7 +6,7 @@ Parts and their order depend on the lengths, the seed and the epoch alone, so th
 k devices × 1 part learn from the same pairs, update by update.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -61,6 +61,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
         self.source_budget, self.target_budget = source_budget, target_budget
         self.num_replicas, self.rank, self.accumulation = num_replicas, rank, accumulation
         self.seed, self.shuffle, self.epoch = seed, shuffle, 0
+        self._by_length, self._ties = self._length_order()
         self._bounds = self._part_bounds()
 
     def set_epoch(self, epoch: int) -> None:
@@ -76,28 +77,51 @@ class TokenBudgetSampler(Sampler[list[int]]):
         return self.num_updates * self.accumulation
 
     def __iter__(self):
-        parts = list(self.parts())
-        for first in range(self.rank, len(self) * self.num_replicas, self.num_replicas):
-            yield parts[first].tolist() if first < len(parts) else []
+        parts = self.parts()
+        for place in range(len(self) * self.num_replicas):
+            part = next(parts, None)
+            if place % self.num_replicas == self.rank:
+                yield [] if part is None else part.tolist()
 
-    def parts(self):
+    def parts(self) -> Iterator[np.ndarray]:
         """The epoch's parts, in order, for all devices: index arrays of shape `(pairs of the part,)`."""
         random = np.random.default_rng((self.seed, self.epoch))
-        by_length = self._by_length(random.permutation(len(self.source_lengths)) if self.shuffle else None)
-        count = len(self._bounds) - 1
-        for part in random.permutation(count) if self.shuffle else range(count):
+        by_length, order = self._by_length, np.arange(len(self._bounds) - 1)
+        if self.shuffle:
+            by_length = by_length.copy()
+            for start, end in self._ties:
+                random.shuffle(by_length[start:end])
+            random.shuffle(order)
+        for part in order:
             yield by_length[self._bounds[part] : self._bounds[part + 1]]
 
-    def _by_length(self, ties: np.ndarray | None = None) -> np.ndarray:
-        """All pairs in length order; `ties` orders pairs of the same lengths."""
-        up_and_down = np.where(self.target_lengths % 2, self.source_lengths, -self.source_lengths)
-        keys = (up_and_down, self.target_lengths)  # the last key is the first to count
-        return np.lexsort(keys if ties is None else (ties, *keys))
+    def _length_order(self) -> tuple[np.ndarray, np.ndarray]:
+        """All pairs in length order, those of the same lengths in data order, and where these begin and end.
+
+        Lengths and row are sorted as one number: 8 bytes a pair for a moment, 4 for good, and many times as fast as
+        sorting by two keys.
+        """
+        count, columns = len(self.source_lengths), int(self.source_lengths.max(initial=0)) + 1
+        if (int(self.target_lengths.max(initial=0)) + 1) * columns * count >= 2**63:
+            raise ValueError(f"{count} pairs of so many tokens cannot be ordered.")
+        keys = self.target_lengths.astype(np.int64)
+        odd = self.target_lengths % 2 == 1
+        keys *= columns
+        keys += np.where(odd, self.source_lengths, columns - 1 - self.source_lengths)
+        keys *= count
+        keys += np.arange(count, dtype=np.int32)
+        keys.sort()
+        by_length = np.empty(count, np.int32 if count < 2**31 else np.int64)
+        np.remainder(keys, count, out=by_length, casting="same_kind")
+        keys //= max(count, 1)
+        changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+        bounds = np.concatenate([[0], changes, [count]])
+        ties = np.stack([bounds[:-1], bounds[1:]], axis=1)
+        return by_length, ties[np.diff(bounds) > 1]
 
     def _part_bounds(self) -> np.ndarray:
         """Where the parts begin and end in length order; the same every epoch, since only ties change places."""
-        by_length = self._by_length()
-        source, target = self.source_lengths[by_length], self.target_lengths[by_length]
+        source, target = self.source_lengths[self._by_length], self.target_lengths[self._by_length]
         bounds = [0]
         while (start := bounds[-1]) < len(source):
             # Target lengths only grow, so no more pairs than this can fit.
@@ -111,10 +135,12 @@ class TokenBudgetSampler(Sampler[list[int]]):
 
     def padding_share(self) -> float:
         """Share of padding in the tokens of all parts, both sides together."""
-        by_length, starts, sizes = self._by_length(), self._bounds[:-1], np.diff(self._bounds)
-        both = (self.source_lengths, self.target_lengths)
-        padded = sum(int((np.maximum.reduceat(side[by_length], starts) * sizes).sum()) for side in both)
-        return 1 - sum(int(side.sum()) for side in both) / padded
+        starts, sizes = self._bounds[:-1], np.diff(self._bounds)
+        real = padded = 0
+        for side in (self.source_lengths, self.target_lengths):
+            real += int(side.sum())
+            padded += int((np.maximum.reduceat(side[self._by_length], starts) * sizes).sum())
+        return 1 - real / padded
 
 
 class TokenBudgetStream(IterableDataset):

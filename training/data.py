@@ -18,15 +18,27 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from datasets import Dataset, Features, IterableDataset, Value, load_dataset
+from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
+from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 
 logger = logging.getLogger(__name__)
 
-READER_VERSION = 1  # part of the cache's key: to be raised when the same file would be read differently
+# Parts of the caches' keys: to be raised when the same file would be read, or the same text encoded, differently.
+READER_VERSION = 1
+ENCODER_VERSION = 1
+BLOCK = 2**18  # pairs whose lengths are looked at at a time
 TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
+TOKEN_FEATURES = Features(
+    {
+        "input_ids": List(Value("int32")),
+        "labels": List(Value("int32")),
+        "source_length": Value("int32"),
+        "target_length": Value("int32"),
+    }
+)
 
 
 class DataError(ValueError):
@@ -266,13 +278,23 @@ def tokenize(
 
     if isinstance(pairs, IterableDataset):
         return pairs.map(encode, batched=True)
-    return pairs.map(encode, batched=True, num_proc=num_proc, desc="Tokenising")
+    # The vocabulary is the cache's key, not the tokenizer object, which also knows the folder that it comes from: every
+    # checkpoint would otherwise have the pairs tokenised again.
+    key = Hasher.hash((pairs._fingerprint, ENCODER_VERSION, tokenizer.backend_tokenizer.to_str()))
+    features = Features({**pairs.features, **TOKEN_FEATURES})
+    return pairs.map(
+        encode, batched=True, num_proc=num_proc, features=features, new_fingerprint=key, desc="Tokenising"
+    )
 
 
 def lengths(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths in tokens, `(pairs,)` each, of a tokenised data set."""
-    columns = dataset.select_columns(["source_length", "target_length"]).with_format("numpy")
-    return columns["source_length"][:].astype(np.int32), columns["target_length"][:].astype(np.int32)
+    """Source and target lengths in tokens, int32 of shape `(pairs,)` each, of a tokenised data set."""
+    both = []
+    for name in ("source_length", "target_length"):
+        column = dataset.data.column(name).to_numpy().astype(np.int32, copy=False)
+        # What is selected or filtered is a list of rows, which datasets' own access turns into Python integers.
+        both.append(column if dataset._indices is None else column[dataset._indices.column(0).to_numpy()])
+    return both[0], both[1]
 
 
 @dataclass
@@ -317,11 +339,23 @@ def filter_by_length(
     Raises:
         DataError: No pair is left.
     """
-    report = FilterReport()
-    kept = np.flatnonzero(report.count(*lengths(dataset), max_length, max_ratio))
-    if not len(kept):
+    report, both = FilterReport(), lengths(dataset)
+    for start in range(0, len(dataset), BLOCK):
+        report.count(*(side[start : start + BLOCK] for side in both), max_length, max_ratio)
+    if not report.kept:
         raise DataError(f"No pair is left: {report}.")
-    return dataset.select(kept) if len(kept) < len(dataset) else dataset, report
+    if report.kept == report.pairs:
+        return dataset, report
+    del both
+
+    def keep(source, target):
+        return FilterReport().count(np.array(source), np.array(target), max_length, max_ratio)
+
+    # The rows that are kept go to the cache on disk; `select` would hold them in memory.
+    kept = dataset.filter(
+        keep, input_columns=["source_length", "target_length"], batched=True, batch_size=10_000, desc="Filtering"
+    )
+    return kept, report
 
 
 class FilteredStream:
