@@ -1,12 +1,16 @@
 import os
-from itertools import pairwise
+import tracemalloc
+from collections import Counter
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
 import torch
+from datasets import IterableDataset
+from test_trainer import make_trainer
 
 from training.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
-from training.data import lengths, load_pairs, tokenize
+from training.data import FilteredStream, lengths, load_pairs, tokenize
 from training.tokenizer import train_tokenizer
 
 
@@ -84,6 +88,34 @@ def test_batches_change_between_epochs_not_only_their_order():
     assert len(first & second) < len(first) / 2
 
 
+def test_without_shuffling_pairs_are_in_length_order_and_within_it_in_data_order():
+    order = [index for batch in sampler(shuffle=False) for index in batch]
+    assert order == np.lexsort((np.where(TARGET % 2, SOURCE, -SOURCE), TARGET)).tolist()
+
+
+def test_lengths_of_any_integer_type_give_the_same_batches():
+    """Also unsigned ones, of which no negative can be taken, and ones too short for the sum of the lengths."""
+    expected = list(sampler())
+    for kind in (np.uint8, np.int16, np.int64):
+        assert list(TokenBudgetSampler(SOURCE.astype(kind), TARGET.astype(kind), 500, 400)) == expected
+    assert sampler().padding_share() == pytest.approx(
+        TokenBudgetSampler(SOURCE.astype(np.uint8), TARGET.astype(np.uint8), 500, 400).padding_share()
+    )
+
+
+def test_batches_of_an_epoch_take_few_bytes_a_pair():
+    """Beside the lengths; a Python integer alone would be 32, and 8 in its list."""
+    source, target = random_lengths(200_000)
+    tracemalloc.start()
+    try:
+        s = TokenBudgetSampler(source, target, 500, 500)
+        assert sum(map(len, s)) == 200_000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 24 * 200_000
+
+
 def test_padding_share_is_that_of_the_batches():
     padded = real = 0
     for batch in sampler():
@@ -115,6 +147,54 @@ def test_a_stream_is_cut_into_the_same_kind_of_batches():
     assert passes[0] != passes[1]
     with pytest.raises(ValueError, match="empty stream"):
         next(iter(TokenBudgetStream([], ids, window=300, **budget)))
+
+
+def sentences_of(batch) -> list[tuple]:
+    """The pairs of a batch, as token ids without padding."""
+    ids, mask, labels = (batch[name].tolist() for name in ("input_ids", "attention_mask", "labels"))
+    pairs = [
+        (tuple(i for i, m in zip(*row[:2]) if m), tuple(t for t in row[2] if t >= 0)) for row in zip(ids, mask, labels)
+    ]
+    return [pair for pair in pairs if pair[1]]
+
+
+@pytest.mark.parametrize("shards", [4, 3])
+def test_two_devices_share_a_stream(tmp_path, tokenizer, pairs, monkeypatch, shards):
+    """Four shards are divided, three are read by both; either way every pair is learned from once in a pass."""
+    opened = []
+
+    def read(shard):
+        for number in shard:
+            opened.append(number)
+            yield from ({"source": source, "target": target} for source, target in pairs[number:280:shards])
+
+    stream = IterableDataset.from_generator(read, gen_kwargs={"shard": list(range(shards))})
+    rows = list(tokenize(stream, tokenizer))
+    expected = Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
+    trainer = make_trainer(tmp_path, tokenizer, pairs, gradient_accumulation_steps=2)
+    trainer.train_dataset, trainer._stream_window = FilteredStream(tokenize(stream, tokenizer)), 50
+    budget, seen, reads, updates = trainer._budget(), [Counter(), Counter()], [], []
+    for rank in range(2):
+        monkeypatch.setattr(trainer, "_budget", lambda rank=rank: {**budget, "num_replicas": 2, "rank": rank})
+        opened.clear()
+        whole_pass = []
+        for batch in trainer.get_train_dataloader():
+            if len(opened) > len(set(opened)):  # the next pass
+                break
+            whole_pass.append(sentences_of(batch))
+        seen[rank].update(pair for batch in whole_pass for pair in batch)
+        reads.append(set(opened))
+        updates.append(list(islice(trainer.get_train_dataloader(), 120)))
+    if shards == 4:
+        assert [len(read) for read in reads] == [2, 2]
+        assert reads[0] | reads[1] == {0, 1, 2, 3}
+    else:
+        assert reads == [{0, 1, 2}] * 2
+    assert seen[0] + seen[1] == expected
+    for mine, theirs in zip(*updates):  # devices that are out of step by a pass, or by a batch, still go on together
+        assert mine.keys() == theirs.keys()
+    for first in range(0, 120, 2):
+        assert any(sentences_of(batch) for device in updates for batch in device[first : first + 2])
 
 
 def test_a_pair_over_the_budget_is_named():

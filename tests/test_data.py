@@ -1,12 +1,26 @@
 import gzip
 import json
 import logging
+import tracemalloc
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer
 
-from training.data import DataError, FilteredStream, filter_by_length, lengths, load_hub_pairs, load_pairs, tokenize
+from training.data import (
+    DataError,
+    FilteredStream,
+    filter_by_length,
+    lengths,
+    load_hub_pairs,
+    load_pairs,
+    share_of_stream,
+    tokenize,
+)
+from training.tokenizer import train_tokenizer
 
 
 PAIRS = [
@@ -194,3 +208,76 @@ def test_filters_drop_and_count(tmp_path, tokenizer):
     assert str(report) == "1 of 3 pairs kept; dropped: 0 empty, 1 too long, 1 by length ratio"
     with pytest.raises(DataError, match=r"No pair is left.*3 too long"):
         filter_by_length(dataset, max_length=1)
+
+
+@pytest.mark.parametrize("num_proc", [None, 2])
+def test_tokenised_pairs_are_cached_by_vocabulary_not_by_where_it_was_loaded_from(
+    tmp_path, tokenizer, monkeypatch, num_proc
+):
+    """As when a run goes on from its checkpoint."""
+    files = write_parallel(tmp_path)
+    expected = tokenize(load_pairs(files, "en", "de"), tokenizer, num_proc)["labels"][:]
+    other = train_tokenizer(["Ein Hund.", "A dog."], 265, show_progress=False)
+    assert tokenize(load_pairs(files, "en", "de"), other, num_proc)["labels"][:] != expected
+    tokenizer.save_pretrained(tmp_path / "checkpoint-7")
+    moved = AutoTokenizer.from_pretrained(tmp_path / "checkpoint-7")
+    monkeypatch.setattr(type(moved), "__call__", lambda *args, **kwargs: pytest.fail("it tokenises again"))
+    assert tokenize(load_pairs(files, "en", "de"), moved)["labels"][:] == expected
+
+
+def of_lengths(source: np.ndarray, target: np.ndarray) -> Dataset:
+    return Dataset.from_dict({"row": np.arange(len(source)), "source_length": source, "target_length": target})
+
+
+def test_lengths_follow_the_rows_that_were_chosen():
+    source, target = np.arange(1, 101), np.arange(201, 301)
+    chosen = [99, 3, 3, 40]
+    dataset = of_lengths(source, target)
+    for rows in (dataset.select(chosen), dataset.select(range(20, 60)).select([79 - 20 - 20, 0])):
+        found = lengths(rows)
+        assert [side.dtype for side in found] == [np.int32, np.int32]
+        assert found[0].tolist() == rows["source_length"][:]
+        assert found[1].tolist() == rows["target_length"][:]
+    assert lengths(dataset.select(chosen))[0].tolist() == [100, 4, 4, 41]
+
+
+def test_lengths_are_not_turned_into_python_integers():
+    dataset = of_lengths(np.full(100_000, 300), np.full(100_000, 400)).select(np.arange(0, 100_000, 2))
+    tracemalloc.start()
+    try:
+        assert [int(side.sum()) for side in lengths(dataset)] == [15_000_000, 20_000_000]
+        assert tracemalloc.get_traced_memory()[1] < 100_000 * 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_pairs_are_counted_and_kept_alike_over_many_blocks(monkeypatch):
+    monkeypatch.setattr("training.data.BLOCK", 7)
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(0, 40, (2, 1000))
+    kept, report = filter_by_length(of_lengths(source, target), max_length=30, max_ratio=2.0)
+    expected = [
+        row
+        for row, (a, b) in enumerate(zip(source.tolist(), target.tolist()))
+        if min(a, b) > 0 and max(a, b) <= 30 and max(a, b) <= 2 * min(a, b)
+    ]
+    assert kept["row"][:] == expected
+    assert lengths(kept)[0].tolist() == source[expected].tolist()
+    assert report.pairs == 1000
+    assert report.kept == len(expected)
+    assert report.empty == sum(min(pair) == 0 for pair in zip(source.tolist(), target.tolist()))
+
+
+def test_the_shares_of_a_stream_are_whole_files_and_hold_every_pair_once(tmp_path, tokenizer, caplog):
+    for number in range(4):
+        rows = [{"translation": {"en": f"dog {number}", "de": f"Hund {number} {i}"}} for i in range(number + 1)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"train-{number}.parquet")
+    stream = tokenize(load_hub_pairs(str(tmp_path), None, "train", "en", "de", streaming=True), tokenizer)
+    with caplog.at_level(logging.INFO):
+        shares = [[row["target"] for row in share_of_stream(FilteredStream(stream), rank, 2)] for rank in range(2)]
+    assert {text.split()[1] for text in shares[0]}.isdisjoint(text.split()[1] for text in shares[1])
+    assert sorted(shares[0] + shares[1]) == sorted(f"Hund {n} {i}" for n in range(4) for i in range(n + 1))
+    assert "A pass over device 1's share of the training data" in caplog.text
+    assert [row["target"] for row in share_of_stream(stream, 0, 2)] == shares[0]
+    assert share_of_stream(FilteredStream(stream), 0, 3) is None
+    assert len(list(share_of_stream(stream, 0, 1))) == 10

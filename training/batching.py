@@ -146,8 +146,10 @@ class TokenBudgetSampler(Sampler[list[int]]):
 class TokenBudgetStream(IterableDataset):
     """The batches that one device sees of pairs that are read as a stream, pass after pass without an end.
 
-    A window of pairs at a time is cut into batches as `TokenBudgetSampler` does. Every device reads the whole stream
-    and takes its share of each window.
+    A window of pairs at a time is cut into batches as `TokenBudgetSampler` does. With `num_replicas` above 1, every
+    device reads the same stream and takes its share of each window. Devices that read streams of their own
+    (`data.share_of_stream`) each have 1 replica. As no stream ends, they make as many updates as they are asked for,
+    in step; the one with fewer pairs comes to its next pass the sooner.
 
     Args:
         pairs (`datasets.IterableDataset`): From `data.tokenize`.

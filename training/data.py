@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
+from datasets.distributed import split_dataset_by_node
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
@@ -278,9 +279,10 @@ def tokenize(
 
     if isinstance(pairs, IterableDataset):
         return pairs.map(encode, batched=True)
-    # The vocabulary is the cache's key, not the tokenizer object, which also knows the folder that it comes from: every
-    # checkpoint would otherwise have the pairs tokenised again.
-    key = Hasher.hash((pairs._fingerprint, ENCODER_VERSION, tokenizer.backend_tokenizer.to_str()))
+    # The vocabulary is the cache's key, not the tokenizer object, which also knows the folder that it was loaded from:
+    # a run that goes on from a checkpoint would otherwise tokenise all pairs again.
+    vocabulary = tokenizer.backend_tokenizer.to_str(), tokenizer.split_special_tokens
+    key = Hasher.hash((pairs._fingerprint, ENCODER_VERSION, *vocabulary))
     features = Features({**pairs.features, **TOKEN_FEATURES})
     return pairs.map(
         encode, batched=True, num_proc=num_proc, features=features, new_fingerprint=key, desc="Tokenising"
@@ -364,10 +366,17 @@ class FilteredStream:
     Args:
         pairs (`datasets.IterableDataset`): From `tokenize`.
         max_length, max_ratio (`float`): As for `filter_by_length`.
+        name (`str`): What the log calls the pairs.
     """
 
-    def __init__(self, pairs: IterableDataset, max_length: float = np.inf, max_ratio: float = np.inf):
-        self.pairs, self.max_length, self.max_ratio = pairs, max_length, max_ratio
+    def __init__(
+        self,
+        pairs: IterableDataset,
+        max_length: float = np.inf,
+        max_ratio: float = np.inf,
+        name: str = "the training data",
+    ):
+        self.pairs, self.max_length, self.max_ratio, self.name = pairs, max_length, max_ratio, name
 
     def __iter__(self) -> Iterator[dict]:
         report = FilterReport()
@@ -375,4 +384,23 @@ class FilteredStream:
             source, target = (np.array([pair[f"{side}_length"]]) for side in ("source", "target"))
             if report.count(source, target, self.max_length, self.max_ratio).all():
                 yield pair
-        logger.info("A pass over the training data: %s.", report)
+        logger.info("A pass over %s: %s.", self.name, report)
+
+
+def share_of_stream(
+    pairs: IterableDataset | FilteredStream, rank: int, count: int
+) -> IterableDataset | FilteredStream | None:
+    """The shards of a stream that device `rank` of `count` reads, the same number for all, each by one device alone.
+
+    Returns:
+        A stream, or `None` where the number of shards cannot be divided by `count`. Files of one's own are one shard;
+        of a data set of the Hub, each file is one.
+    """
+    stream = pairs.pairs if isinstance(pairs, FilteredStream) else pairs
+    if stream.num_shards % count:
+        return None
+    share = split_dataset_by_node(stream, rank, count)
+    if not isinstance(pairs, FilteredStream):
+        return share
+    name = pairs.name if count == 1 else f"device {rank}'s share of {pairs.name}"
+    return FilteredStream(share, pairs.max_length, pairs.max_ratio, name)

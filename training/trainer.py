@@ -18,7 +18,7 @@ from transformers.trainer_utils import has_length
 from .arguments import VaswaniTrainingArguments
 from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average
 from .batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
-from .data import lengths
+from .data import lengths, share_of_stream
 from .safe_trainer import SafeTrainer
 from .sharding import embeddings_in_root, gathered
 from .stopping import ignore_signals
@@ -118,8 +118,11 @@ class VaswaniTrainer(SafeTrainer):
             return self._loader(self.train_dataset, self.token_budget_sampler())
         if self.args.dataloader_num_workers:
             raise ValueError(f"dataloader_num_workers={self.args.dataloader_num_workers}: a stream has one reader, 0.")
-        stream = TokenBudgetStream(self.train_dataset, self.data_collator, self._stream_window, **self._budget())
-        return DataLoader(stream, batch_size=None)
+        pairs, budget = self.train_dataset, self._budget()
+        share = share_of_stream(pairs, budget["rank"], budget["num_replicas"])
+        if share is not None:  # otherwise every device reads all pairs, and learns from its share of them
+            pairs, budget = share, {**budget, "num_replicas": 1, "rank": 0}
+        return DataLoader(TokenBudgetStream(pairs, self.data_collator, self._stream_window, **budget), batch_size=None)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """This device's share of the evaluation set, shortest first."""
