@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -291,12 +291,25 @@ def tokenize(
 
 def lengths(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Source and target lengths in tokens, int32 of shape `(pairs,)` each, of a tokenised data set."""
-    both = []
-    for name in ("source_length", "target_length"):
-        column = dataset.data.column(name).to_numpy().astype(np.int32, copy=False)
-        # What is selected or filtered is a list of rows, which datasets' own access turns into Python integers.
-        both.append(column if dataset._indices is None else column[dataset._indices.column(0).to_numpy()])
-    return both[0], both[1]
+    return _column(dataset, "source_length"), _column(dataset, "target_length")
+
+
+def _column(dataset: Dataset, name: str) -> np.ndarray:
+    """A column of integers as int32, without a Python integer for each."""
+    values = _joined((chunk.to_numpy() for chunk in dataset.data.column(name).chunks), len(dataset.data))
+    if dataset._indices is None:
+        return values
+    # What is selected or filtered is a list of rows of the file.
+    return _joined((values[rows.to_numpy()] for rows in dataset._indices.column(0).chunks), len(dataset))
+
+
+def _joined(parts: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """Arrays of `count` integers in all, one after the other, in an int32 array; `np.concatenate` would hold both."""
+    joined, start = np.empty(count, np.int32), 0
+    for part in parts:
+        joined[start : start + len(part)] = part
+        start += len(part)
+    return joined
 
 
 @dataclass
