@@ -281,3 +281,12 @@ def test_the_shares_of_a_stream_are_whole_files_and_hold_every_pair_once(tmp_pat
     assert [row["target"] for row in share_of_stream(stream, 0, 2)] == shares[0]
     assert share_of_stream(FilteredStream(stream), 0, 3) is None
     assert len(list(share_of_stream(stream, 0, 1))) == 10
+
+
+def test_other_limits_are_not_answered_from_the_cache(tmp_path, tokenizer):
+    pairs = tokenize(
+        load_pairs(write_parallel(tmp_path, [*PAIRS, ("A dog. " * 50, "Ein Hund.")]), "en", "de"), tokenizer
+    )
+    longest = sorted(max(pair) for pair in zip(*(side.tolist() for side in lengths(pairs))))
+    for kept in (3, 2, 1, 2, 3):
+        assert len(filter_by_length(pairs, max_length=longest[kept - 1])[0]) == kept

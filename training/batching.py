@@ -104,14 +104,15 @@ class TokenBudgetSampler(Sampler[list[int]]):
         count, columns = len(self.source_lengths), int(self.source_lengths.max(initial=0)) + 1
         if (int(self.target_lengths.max(initial=0)) + 1) * columns * count >= 2**63:
             raise ValueError(f"{count} pairs of so many tokens cannot be ordered.")
+        rows = np.int32 if count < 2**31 else np.int64
         keys = self.target_lengths.astype(np.int64)
         odd = self.target_lengths % 2 == 1
         keys *= columns
         keys += np.where(odd, self.source_lengths, columns - 1 - self.source_lengths)
         keys *= count
-        keys += np.arange(count, dtype=np.int32)
+        keys += np.arange(count, dtype=rows)
         keys.sort()
-        by_length = np.empty(count, np.int32 if count < 2**31 else np.int64)
+        by_length = np.empty(count, rows)
         np.remainder(keys, count, out=by_length, casting="same_kind")
         keys //= max(count, 1)
         changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1

@@ -354,23 +354,19 @@ def filter_by_length(
     Raises:
         DataError: No pair is left.
     """
-    report, both = FilterReport(), lengths(dataset)
+    report, both, kept = FilterReport(), lengths(dataset), np.empty(len(dataset), bool)
     for start in range(0, len(dataset), BLOCK):
-        report.count(*(side[start : start + BLOCK] for side in both), max_length, max_ratio)
+        block = slice(start, start + BLOCK)
+        kept[block] = report.count(*(side[block] for side in both), max_length, max_ratio)
     if not report.kept:
         raise DataError(f"No pair is left: {report}.")
     if report.kept == report.pairs:
         return dataset, report
     del both
-
-    def keep(source, target):
-        return FilterReport().count(np.array(source), np.array(target), max_length, max_ratio)
-
-    # The rows that are kept go to the cache on disk; `select` would hold them in memory.
-    kept = dataset.filter(
-        keep, input_columns=["source_length", "target_length"], batched=True, batch_size=10_000, desc="Filtering"
-    )
-    return kept, report
+    # The rows that are kept go to the cache on disk, under a key that is made of them; `select` would hold them in
+    # memory.
+    options = {"with_indices": True, "input_columns": [], "batched": True, "batch_size": 10_000}
+    return dataset.filter(lambda rows: kept[rows], **options, desc="Filtering"), report
 
 
 class FilteredStream:
