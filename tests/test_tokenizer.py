@@ -1,9 +1,13 @@
+import json
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from training.tokenizer import train_tokenizer
+from training.tokenizer import extend_tokenizer, train_tokenizer
 
 
 # A fixture would be rebuilt for every example.
@@ -67,3 +71,78 @@ def test_saved_tokenizer_loads_without_code(tmp_path):
 def test_a_vocabulary_without_room_for_the_bytes_is_refused():
     with pytest.raises(ValueError, match=r"at least 259.*got 100"):
         train_tokenizer(SENTENCES, vocab_size=100)
+
+
+OLD = train_tokenizer(SENTENCES * 20, vocab_size=300, show_progress=False)
+NEW_SENTENCES = ["the spectrometer's calibration", "die Kalibrierung des Spektrometers", "Spektrometer 漢字 漢字"]
+EXTENDED = extend_tokenizer(OLD, NEW_SENTENCES * 5, 25)
+
+
+def bpe(tokenizer) -> dict:
+    return json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+
+
+@pytest.mark.parametrize("start", [259, 300])
+def test_extending_goes_on_as_the_library_would_have(start, pairs):
+    texts = [text for pair in pairs for text in pair]
+    whole, old = (train_tokenizer(texts, vocab_size=size, show_progress=False) for size in (400, start))
+    assert (len(old), len(whole)) == (start, 400)
+    assert bpe(extend_tokenizer(old, texts, 400 - start)) == bpe(whole)
+
+
+def test_extending_keeps_ids_and_merges_and_adds_behind_them():
+    old, new = bpe(OLD), bpe(EXTENDED)
+    assert new["merges"][: len(old["merges"])] == old["merges"]
+    assert len(new["merges"]) == len(old["merges"]) + 25
+    assert {token: new["vocab"][token] for token in old["vocab"]} == old["vocab"]
+    assert sorted(new["vocab"].values()) == list(range(325))
+    assert len(EXTENDED) == 325
+    assert [EXTENDED.decode([i]) for i in range(300)] == [OLD.decode([i]) for i in range(300)]
+
+
+def test_an_extended_vocabulary_is_shorter_on_the_new_text_and_the_same_on_the_old():
+    for sentence in NEW_SENTENCES:
+        assert len(EXTENDED(sentence).input_ids) < len(OLD(sentence).input_ids)
+    for sentence in ("the old man", "Öl", "süße Früchte"):
+        assert EXTENDED(sentence).input_ids == OLD(sentence).input_ids
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text())
+@example("</s> <pad> <s> <pad>")
+@example("Spektrometer 漢字 \U0010ffff \x00 \u2028")
+def test_an_extended_vocabulary_gives_back_any_text(text):
+    ids = EXTENDED(text).input_ids
+    assert EXTENDED.decode(ids, skip_special_tokens=True) == text
+
+
+def test_an_extended_vocabulary_saves_and_loads(tmp_path):
+    EXTENDED.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*NEW_SENTENCES, "</s> x"):
+        assert loaded(text).input_ids == EXTENDED(text).input_ids
+    assert loaded.split_special_tokens == OLD.split_special_tokens
+
+
+def test_no_text_becomes_a_special_token():
+    """Also where a tokenizer does not cut words at punctuation."""
+    old = train_tokenizer(["a b"], vocab_size=259, show_progress=False)
+    old.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    extended = extend_tokenizer(old, ["<pad></s>"] * 9, 50)
+    assert len(extended) > 259
+    ids = extended("<pad></s><pad>").input_ids
+    assert set(ids[:-1]).isdisjoint({0, 1, 2})
+    assert extended.decode(ids[:-1]) == "<pad></s><pad>"
+
+
+def test_what_occurs_once_is_no_token():
+    assert len(extend_tokenizer(OLD, ["Spektrometer"], 25)) == 300
+    assert len(extend_tokenizer(OLD, ["Spektrometer"] * 2, 1)) == 301
+
+
+def test_what_cannot_be_extended_is_refused():
+    with pytest.raises(ValueError, match="at least 1 token, got 0"):
+        extend_tokenizer(OLD, SENTENCES, 0)
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>")))
+    with pytest.raises(ValueError, match=r"Only a byte-level BPE .* not this tokenizer's WordLevel"):
+        extend_tokenizer(other, SENTENCES, 5)
