@@ -125,7 +125,7 @@ def test_the_readmes_recipe_is_valid(tmp_path):
     assert (model.vocab_size, data.train_files, training.parts_per_update) == (16000, ["train.en", "train.de"], 8)
 
 
-RECIPES = {"demo", "multi30k_en_de", "multi30k_en_fr"}
+RECIPES = {"demo", "finetune", "multi30k_en_de", "multi30k_en_fr"}
 WMT14 = {"wmt14_en_de_base", "wmt14_en_de_big", "wmt14_en_fr_base", "wmt14_en_fr_big"}
 
 
@@ -161,6 +161,20 @@ def test_wmt14_recipes_are_the_papers(name, d_model, dropout, vocabulary, steps,
     assert (training.source_tokens_per_update, training.target_tokens_per_update) == (25000, 25000)
     assert (data.dataset_name, training.learning_rate, training.save_minutes) == ("wmt/wmt14", None, 10)
     assert training.save_total_limit >= checkpoints
+
+
+def test_the_recipe_of_fine_tuning_is_gentler_than_training_and_stops_early():
+    model, data, training = parse("--config", "finetune", "--init-from", "user/name", "--train-files", "mine.tsv")
+    assert (model.init_from, model.model_overrides, data.train_files) == ("user/name", {"dropout": 0.3}, ["mine.tsv"])
+    assert training.learning_rate < (512 * 4000) ** -0.5  # of the paper's base model
+    assert training.warmup_steps < 4000
+    assert (training.early_stopping_patience, training.load_best_model_at_end) == (5, True)
+    assert (training.metric_for_best_model, training.eval_steps) == ("eval_bleu", training.save_steps)
+
+
+def test_the_model_to_start_from_may_be_named_by_a_variable(monkeypatch):
+    monkeypatch.setenv("MODELS", "/models")
+    assert parse("--init_from", "$MODELS/mine")[0].init_from == "/models/mine"
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])

@@ -33,6 +33,32 @@ class ModelArguments:
         metadata={"help": "eager, sdpa, flex_attention or flash_attention_2; transformers chooses when not given."},
     )
     vocab_size: int = field(default=37000, metadata={"help": "Entries of the joint BPE vocabulary (section 5.1)."})
+    init_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "Fine-tune this model, a folder or a name on the Hub: weights, vocabulary and search are its own; "
+            "model and model_overrides may change its dropout and label_smoothing."
+        },
+    )
+    extend_vocabulary: int | None = field(
+        default=None, metadata={"help": "With init_from: add up to so many tokens, learned from the training pairs."}
+    )
+    lora_rank: int | None = field(
+        default=None,
+        metadata={"help": "With init_from: train low-rank adapters of this rank only, and merge them at the end."},
+    )
+
+    def __post_init__(self):
+        for name in ("extend_vocabulary", "lora_rank"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be positive, got {value}.")
+            if value is not None and self.init_from is None:
+                raise ValueError(f"{name}={value} needs init_from, the model to start from.")
+        if self.lora_rank is not None and self.extend_vocabulary is not None:
+            raise ValueError(
+                "lora_rank and extend_vocabulary: adapters alone cannot learn the new tokens' embeddings."
+            )
 
 
 @dataclass
@@ -99,6 +125,13 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     )
     save_minutes: float | None = field(
         default=None, metadata={"help": "Also save a checkpoint every so many minutes (the paper: 10)."}
+    )
+    early_stopping_patience: int | None = field(
+        default=None,
+        metadata={
+            "help": "Stop when metric_for_best_model has not become better in so many evaluations in a row; those of "
+            "the warm-up do not count."
+        },
     )
 
     average: str | None = field(
@@ -194,6 +227,8 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 "enable_jit_checkpoint: `hf-vaswani train` writes a checkpoint on SIGTERM anyway, after the update."
             )
+        if self.early_stopping_patience is not None and self.early_stopping_patience < 1:
+            raise ValueError(f"early_stopping_patience must be positive, got {self.early_stopping_patience}.")
         self._check_average()
         by_steps = self.save_strategy == self.eval_strategy == "steps" and self.metric_for_best_model is not None
         if by_steps and self.eval_steps >= 1 and self.eval_steps % self.save_steps:
@@ -354,6 +389,8 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[ModelArguments, Data
         raise ValueError(f"unknown argument {unknown[0]}")
     data.train_files = [expand(path) for path in data.train_files or []]
     data.eval_files = [expand(path) for path in data.eval_files or []]
+    if model.init_from is not None:
+        model.init_from = expand(model.init_from)
     if isinstance(model.model_overrides, str):
         overrides = _read_yaml(model.model_overrides, f"model_overrides {model.model_overrides!r}")
         model.model_overrides = {name: _typed(value) for name, value in overrides.items()}

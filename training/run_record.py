@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.checkpoint_vaswani import checksum
+from hf_vaswani.checkpoint_vaswani import checksum, weight_files
 
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
 from .data import lengths
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 HARMLESS = {
     *("output_dir", "disable_tqdm", "report_to", "run_name", "project", "debug", "skip_memory_metrics"),
     *("per_device_eval_batch_size", "prediction_loss_only", "predict_with_generate", "batch_eval_metrics"),
-    *("average", "average_count"),
+    *("average", "average_count", "early_stopping_patience"),
     *("load_best_model_at_end", "greater_is_better", "bleu_tokenize", "use_cache"),
     *("do_train", "do_eval", "do_predict", "use_cpu", "tf32", "full_determinism"),
     *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps"),
@@ -50,6 +50,7 @@ def run_record(
     config: VaswaniConfig,
     tokenizer: PreTrainedTokenizerBase,
     pairs: Dataset | None,
+    start: Path | None = None,
 ) -> dict[str, dict]:
     """What a run learns from and how (`same`), and what may change from one start to the next (`noted`).
 
@@ -58,6 +59,7 @@ def run_record(
         config (`VaswaniConfig`): Of its model.
         tokenizer (`PreTrainedTokenizerBase`): With its vocabulary.
         pairs (`datasets.Dataset`, *optional*): Tokenised and filtered training pairs; of a stream there are none.
+        start (`Path`, *optional*): Folder of the checkpoint that `init_from` names.
     """
     model = {f"model.{name}": value for name, value in model_fields(config).items()}
     vocabulary = {"vocab_size": model_args.vocab_size, "tokenizer": _digest(tokenizer.backend_tokenizer.to_str())}
@@ -67,7 +69,8 @@ def run_record(
     noted |= {"attn_implementation": model_args.attn_implementation, "devices": args.world_size}
     files = {"train_files": data.train_files, "eval_files": data.eval_files}
     noted |= {name: [Path(file).name for file in paths] for name, paths in files.items()}
-    same = model | vocabulary | _data(data, pairs)
+    noted |= {"name of init_from": model_args.init_from}
+    same = model | vocabulary | _start(model_args, start) | _data(data, pairs)
     same |= {name: value for name, value in values.items() if name not in harmless}
     # The batches depend on how many an update has, not on where they are computed.
     same |= {"batches of an update": args.parts_per_update}
@@ -83,6 +86,12 @@ def model_fields(config: VaswaniConfig) -> dict:
     return {
         f.name: values[f.name] for f in dataclasses.fields(VaswaniConfig) if f.name in VaswaniConfig.__annotations__
     }
+
+
+def _start(model_args: ModelArguments, start: Path | None) -> dict:
+    """What a fine-tuning run begins with, wherever that lies, and what it adds to it."""
+    weights = None if start is None else {name: checksum(path) for name, path in weight_files(start).items()}
+    return {"init_from": weights} | {name: getattr(model_args, name) for name in ("extend_vocabulary", "lora_rank")}
 
 
 def _data(data: DataArguments, pairs: Dataset | None) -> dict:

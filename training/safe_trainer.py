@@ -239,8 +239,9 @@ class SafeTrainer(Seq2SeqTrainer):
         self._tr_loss += progress["loss"]
 
     def _run_epoch(self, **kwargs) -> None:
-        """The stock Trainer takes one step too many where a run is resumed that had taken all of them."""
-        if self.state.global_step >= self.state.max_steps:
+        """The stock Trainer takes one step too many where a run is resumed that had taken all of them, or that a
+        callback stops at its beginning."""
+        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
             self.control.should_training_stop = True
             return
         super()._run_epoch(**kwargs)

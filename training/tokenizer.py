@@ -101,6 +101,15 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], c
     return extended
 
 
+def parts_of_new_tokens(tokenizer: PreTrainedTokenizerFast, extended: PreTrainedTokenizerFast) -> dict[int, list[int]]:
+    """For the id of each token that `extend_tokenizer` has added, the ids of the old tokens it consists of."""
+    old, new = (json.loads(one.backend_tokenizer.to_str())["model"]["merges"] for one in (tokenizer, extended))
+    ids, parts = extended.get_vocab(), {}
+    for pair in new[len(old) :]:
+        parts[ids["".join(pair)]] = [part for token in pair for part in parts.get(ids[token], [ids[token]])]
+    return parts
+
+
 def _count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[tuple[str, ...]]:
     """How often each word occurs, as the tokens that it is cut into."""
     counts = Counter()

@@ -3,6 +3,7 @@
 import logging
 import math
 import signal
+from pathlib import Path
 
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
@@ -15,9 +16,10 @@ from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments, 
 from .averaging import write_average
 from .checkpoints import clear_partial, complete_checkpoints
 from .data import DataError, FilteredStream, filter_by_length, load_hub_pairs, load_pairs, tokenize
+from .fine_tuning import EarlyStopping, add_adapters, load_model, merge_adapters, starting_checkpoint
 from .run_record import check_same_run, run_record
 from .stopping import StopOnSignal
-from .tokenizer import train_tokenizer
+from .tokenizer import extend_tokenizer, train_tokenizer
 from .trainer import VaswaniTrainer, paper_learning_rate
 
 
@@ -80,15 +82,20 @@ def get_tokenizer(
     model_args: ModelArguments,
     train: Dataset | IterableDataset,
     checkpoint: str | None,
+    start: Path | None,
     args: VaswaniTrainingArguments,
 ) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer, or one learned from both sides of the training pairs and saved in `output_dir`."""
-    if checkpoint:
-        return AutoTokenizer.from_pretrained(checkpoint)
+    """The tokenizer of the checkpoint that the run goes on from or starts with; otherwise one learned, or extended,
+    from both sides of the training pairs, and saved in `output_dir`."""
+    if checkpoint or (start and not model_args.extend_vocabulary):
+        return AutoTokenizer.from_pretrained(checkpoint or start)
     with args.main_process_first(desc="learning the vocabulary", local=False):  # output_dir is shared
         if args.process_index == 0:
             texts = (text for side in ("source", "target") for batch in train.iter(1000) for text in batch[side])
-            tokenizer = train_tokenizer(texts, model_args.vocab_size, show_progress=not args.disable_tqdm)
+            if start:
+                tokenizer = extend_tokenizer(AutoTokenizer.from_pretrained(start), texts, model_args.extend_vocabulary)
+            else:
+                tokenizer = train_tokenizer(texts, model_args.vocab_size, show_progress=not args.disable_tqdm)
             tokenizer.save_pretrained(args.output_dir)
         return AutoTokenizer.from_pretrained(args.output_dir)
 
@@ -136,6 +143,23 @@ def prepare_pairs(
     return train_pairs, eval_pairs
 
 
+def check_evaluation(args: VaswaniTrainingArguments, eval_pairs: Dataset | None) -> None:
+    """Without evaluation data, there is no evaluation.
+
+    Raises:
+        ValueError: The run needs one.
+    """
+    if eval_pairs is None:
+        if args.average == "best":
+            raise ValueError("average=best: there is no evaluation data to say which checkpoints are the best.")
+        args.eval_strategy, args.metric_for_best_model = "no", None
+    if args.early_stopping_patience and (args.eval_strategy == "no" or args.metric_for_best_model is None):
+        raise ValueError(
+            f"early_stopping_patience={args.early_stopping_patience} needs evaluation while training "
+            "(eval_files, eval_strategy), and metric_for_best_model."
+        )
+
+
 def make_trainer(
     model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments, checkpoint: str | None
 ) -> VaswaniTrainer:
@@ -148,18 +172,17 @@ def make_trainer(
     Raises:
         ValueError: Something does not fit together, or it is not the run that wrote the checkpoint.
     """
+    with args.main_process_first(desc="finding the model to start from"):
+        start = starting_checkpoint(model_args.init_from) if model_args.init_from else None
     with args.main_process_first(desc="reading the data"):
         train_pairs, eval_pairs = load_datasets(data)
-    if eval_pairs is None:
-        if args.average == "best":
-            raise ValueError("average=best: there is no evaluation data to say which checkpoints are the best.")
-        args.eval_strategy, args.metric_for_best_model = "no", None
+    check_evaluation(args, eval_pairs)
     seen = train_pairs.take(data.stream_window) if data.streaming else train_pairs
-    tokenizer = get_tokenizer(model_args, seen, checkpoint, args)
+    tokenizer = get_tokenizer(model_args, seen, checkpoint, start, args)
     with args.main_process_first(desc="tokenising"):
         train_pairs, eval_pairs = prepare_pairs(train_pairs, eval_pairs, tokenizer, data)
 
-    model = build_model(model_args, tokenizer)
+    model = load_model(model_args, start, tokenizer) if start else build_model(model_args, tokenizer)
     if model.config.position_embedding == "learned" and data.max_length > model.config.max_position_embeddings:
         raise ValueError(
             f"max_length is {data.max_length}, but there are learned positions for "
@@ -169,15 +192,17 @@ def make_trainer(
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None
     if args.process_index == 0:  # the only one that reads all of the files again
-        record = run_record(model_args, data, args, model.config, tokenizer, None if data.streaming else train_pairs)
+        pairs = None if data.streaming else train_pairs
+        record = run_record(model_args, data, args, model.config, tokenizer, pairs, start)
         if checkpoint:
             check_same_run(record, checkpoint)
     return VaswaniTrainer(
-        model,
+        add_adapters(model, model_args.lora_rank, args) if model_args.lora_rank else model,
         args,
         train_dataset=train_pairs,
         eval_dataset=eval_pairs,
         processing_class=tokenizer,
+        callbacks=[EarlyStopping(args.early_stopping_patience)] if args.early_stopping_patience else [],
         stream_window=data.stream_window,
         run_record=record,
     )
@@ -186,9 +211,11 @@ def make_trainer(
 def log_size(trainer: VaswaniTrainer) -> None:
     """How large the model, its vocabulary, an update and an epoch are."""
     args = trainer.args
+    trained = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
     logger.info(
-        "%s parameters, vocabulary of %d; updates of %d + %d tokens (%d devices x %d batches).",
+        "%s parameters, %s of them trained, vocabulary of %d; updates of %d + %d tokens (%d devices x %d batches).",
         f"{trainer.model.num_parameters():,}",
+        f"{trained:,}",
         len(trainer.processing_class),
         args.source_tokens_per_update,
         args.target_tokens_per_update,
@@ -201,7 +228,8 @@ def log_size(trainer: VaswaniTrainer) -> None:
 
 
 def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments) -> VaswaniTrainer:
-    """The whole run: data, vocabulary, model, training; leaves the last model in `output_dir`.
+    """The whole run: data, vocabulary, model, training; leaves the last model in `output_dir`, or the best
+    (`load_best_model_at_end`), with what adapters have learned merged into its weights.
 
     Returns:
         The trainer, after training.
@@ -225,6 +253,8 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
                 "%s: stopped after update %d, with a checkpoint. --resume goes on.", name, state.global_step
             )
         raise SystemExit(128 + stop.stopped_by)
+    if model_args.lora_rank:
+        merge_adapters(trainer, model_args.init_from)
     trainer.save_run()
     if args.average is not None and args.process_index == 0:
         logger.info("Averaged weights: %s.", write_average(trainer))
