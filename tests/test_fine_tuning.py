@@ -176,6 +176,8 @@ def test_a_vocabulary_larger_than_the_model_is_refused(words, start, tokenizer, 
     extend_tokenizer(tokenizer, ["Spektrometer"] * 9, 1).save_pretrained(copy)
     assert main(words(tmp_path / "run", "--max_steps", "1", init_from=copy)) == 1
     assert f"{copy}: the tokenizer has an id 400, the model 400 embeddings" in error_of(capsys)
+    assert main(words(tmp_path / "run", "--max_steps", "1", "--extend_vocabulary", "9", init_from=copy)) == 1
+    assert f"{copy}: the tokenizer has an id 400, the model 400 embeddings" in error_of(capsys)
 
 
 # Going on
@@ -368,3 +370,37 @@ def test_a_run_that_had_no_patience_can_be_given_one(words, tmp_path, monkeypatc
     assert main(words(tmp_path, "--max_steps", "2")) == 0
     assert main(words(tmp_path, "--max_steps", "40", "--resume", "--early_stopping_patience", "2")) == 0
     assert history_of(tmp_path)[-1]["step"] == 6
+
+
+# Real data
+
+
+TINY = {"d_model": 128, "d_ff": 256, "num_heads": 4, "encoder_layers": 3, "decoder_layers": 3}
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_multi30k_beats_the_model_it_starts_from_and_starting_from_nothing(tmp_path):
+    """BLEU on val, raw text, greedy; a general model of Tatoeba's short sentences, then 300 updates of captions."""
+    general, captions = os.environ.get("TATOEBA"), os.environ.get("MULTI30K")
+    if not general or not captions:
+        pytest.skip("TATOEBA and MULTI30K do not name the folders of Tatoeba En-De and Multi30k")
+    common = ["--eval_files", f"{captions}/val.en.gz", f"{captions}/val.de.gz", "--tokens_per_device", "2048"]
+    common += ["--source_tokens_per_update", "4096", "--target_tokens_per_update", "4096", "--bf16", "true"]
+    common += ["--attn_implementation", "eager", "--generation_num_beams", "1", "--disable_tqdm", "true"]
+    new = ["--vocab_size", "6000", "--learning_rate", "0.004", "--eval_steps", "300", "--save_steps", "300"]
+
+    def bleu(run: str, data: str, *more: str) -> float:
+        files = ["--train_files", f"{data}/train.en.gz", f"{data}/train.de.gz"]
+        assert main(["train", *files, *common, "--output_dir", str(tmp_path / run), *more]) == 0
+        return max(entry["eval_bleu"] for entry in history_of(tmp_path / run) if "eval_bleu" in entry)
+
+    untuned = bleu(
+        "general", general, *new, "--max_steps", "900", "--warmup_steps", "300", "--model_overrides", json.dumps(TINY)
+    )
+    overrides = json.dumps({**TINY, "dropout": 0.3})
+    scratch = bleu(
+        "scratch", captions, *new, "--max_steps", "300", "--warmup_steps", "100", "--model_overrides", overrides
+    )
+    start = ["--config", "finetune", "--init_from", str(tmp_path / "general")]
+    tuned = bleu("tuned", captions, *start, "--max_steps", "300", "--learning_rate", "0.002", "--warmup_steps", "50")
+    assert tuned > max(untuned, scratch) + 1

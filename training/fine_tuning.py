@@ -96,10 +96,11 @@ def load_model(
     model = VaswaniForConditionalGeneration.from_pretrained(
         str(folder), config=config, dtype=torch.float32, attn_implementation=model_args.attn_implementation
     )
-    if model_args.extend_vocabulary:
-        extend_embeddings(model, AutoTokenizer.from_pretrained(folder), tokenizer)
-    elif (largest := max(tokenizer.get_vocab().values())) >= config.vocab_size:
+    own = AutoTokenizer.from_pretrained(folder)
+    if (largest := max(own.get_vocab().values())) >= config.vocab_size:
         raise ValueError(f"{folder}: the tokenizer has an id {largest}, the model {config.vocab_size} embeddings.")
+    if model_args.extend_vocabulary:
+        extend_embeddings(model, own, tokenizer)
     return model
 
 

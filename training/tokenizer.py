@@ -89,7 +89,8 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], c
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     model = content["model"]
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    if model["type"] != "BPE" or not alphabet <= model["vocab"].keys() or model["continuing_subword_prefix"]:
+    byte_level = model["type"] == "BPE" and alphabet <= model["vocab"].keys() and content["pre_tokenizer"] is not None
+    if not byte_level or model["continuing_subword_prefix"]:
         raise ValueError(f"Only a byte-level BPE vocabulary can be extended, not this tokenizer's {model['type']}.")
     vocab = tokenizer.get_vocab()
     merges = _learn_merges(_count_words(tokenizer.backend_tokenizer, texts), vocab, count)
