@@ -160,6 +160,15 @@ def check_evaluation(args: VaswaniTrainingArguments, eval_pairs: Dataset | None)
         )
 
 
+def check_positions(config: VaswaniConfig, max_length: int) -> None:
+    """Raises ValueError where pairs may be longer than the model's learned positions."""
+    if config.position_embedding == "learned" and max_length > config.max_position_embeddings:
+        raise ValueError(
+            f"max_length is {max_length}, but there are learned positions for "
+            f"{config.max_position_embeddings} tokens only (max_position_embeddings)."
+        )
+
+
 def make_trainer(
     model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments, checkpoint: str | None
 ) -> VaswaniTrainer:
@@ -183,11 +192,7 @@ def make_trainer(
         train_pairs, eval_pairs = prepare_pairs(train_pairs, eval_pairs, tokenizer, data)
 
     model = load_model(model_args, start, tokenizer) if start else build_model(model_args, tokenizer)
-    if model.config.position_embedding == "learned" and data.max_length > model.config.max_position_embeddings:
-        raise ValueError(
-            f"max_length is {data.max_length}, but there are learned positions for "
-            f"{model.config.max_position_embeddings} tokens only (max_position_embeddings)."
-        )
+    check_positions(model.config, data.max_length)
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None
