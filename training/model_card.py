@@ -1,0 +1,460 @@
+"""Write a model card from what a run recorded: `model_card.md`, filled in and laid under what people wrote.
+
+A card has two kinds of text. What stands between `<!-- hf-vaswani: NAME -->` and `<!-- /hf-vaswani: NAME -->` is
+written anew each time; all else, headings included, is written once and then left alone, as is a card that has no such
+comments.
+"""
+
+import json
+import logging
+import re
+import tempfile
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .average import RECORD as AVERAGE_RECORD
+from .checkpoints import STATE_NAME
+from .curves import draw_curves
+from .data import DataError
+from .metrics import Figure, Interval
+from .run_facts import (
+    Cost,
+    Run,
+    cost,
+    deviations,
+    find_run,
+    nearest_row,
+    operations,
+    recorded_recipe,
+    without_paths,
+)
+from .safe_trainer import RECORD_NAME
+from .score_report import Report, as_text
+from .translate import translate
+
+
+logger = logging.getLogger(__name__)
+
+CURVES = "curves.png"
+UNKNOWN_LICENSE = "unknown"
+# The Hub's names of metrics, by what our figures are called.
+HUB_METRICS = {
+    "sacreBLEU": "sacrebleu",
+    "tokenised BLEU": "bleu",
+    "compound-split BLEU": "bleu",
+    "chrF": "chrf",
+    "chrF++": "chrf",
+    "TER": "ter",
+    "COMET": "comet",
+    "perplexity per token": "perplexity",
+    "perplexity per word": "perplexity",
+}
+SCORED = ("metrics", "model-index")  # metadata that comes and goes with the scores
+SECTION = re.compile(r"<!-- hf-vaswani: (?P<name>\w+) -->(?P<text>.*?)<!-- /hf-vaswani: (?P=name) -->", re.DOTALL)
+MARKER = re.compile(r"<!-- /?hf-vaswani: (\w+) -->")
+
+
+@dataclass
+class Wishes:
+    """What the publisher says, as no run records it.
+
+    Attributes:
+        license (`str`, *optional*): One of the Hub's identifiers.
+        languages (`list[str]`, *optional*): Source and target; the run's when not given.
+        datasets (`list[str]`, *optional*): On the Hub; the run's, if it is from there, when not given.
+        run (`str`, *optional*): Folder of the run, where the checkpoint does not lie in it.
+        recipe (`str`, *optional*): Path or name of the recipe, for runs that recorded none.
+        hardware (`str`, *optional*): What it was trained on.
+        watts (`float`, *optional*): What that drew, on average.
+        example (`str`, *optional*): Sentence to translate in the card.
+        reports (`dict[str, Report]`): Scores by the name of the test set.
+        score_command (`str`, *optional*): What gives the same scores.
+    """
+
+    license: str | None = None
+    languages: list[str] | None = None
+    datasets: list[str] | None = None
+    run: str | None = None
+    recipe: str | None = None
+    hardware: str | None = None
+    watts: float | None = None
+    example: str | None = None
+    reports: dict[str, Report] = field(default_factory=dict)
+    score_command: str | None = None
+
+
+def write_card(
+    checkpoint: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, repo: str, wishes: Wishes
+) -> tuple[ModelCard, dict[str, bytes]]:
+    """A new card, and the files that go with it: the picture of the curves, and the run's records without paths.
+
+    Args:
+        checkpoint (`Path`): Folder of the weights.
+        model, tokenizer: Of that folder.
+        repo (`str`): Where the model is to be found, for the code that loads it; `user/name`.
+        wishes (`Wishes`): What the publisher says.
+
+    Raises:
+        FileNotFoundError: A run or a recipe that the publisher names is not there.
+        ValueError: The run trained another model, or the languages are not two.
+    """
+    if wishes.languages is not None and len(wishes.languages) != 2:
+        raise ValueError(f"--languages: expected source and target, as in: en de; got {' '.join(wishes.languages)}.")
+    run = find_run(checkpoint, model.config, wishes.run, wishes.recipe)
+    values = run.values
+    recorded = [values["source_lang"], values["target_lang"]] if values else None
+    languages = wishes.languages or recorded
+    picture = _curves(run)
+    example = _example(model, tokenizer, wishes.example)
+    recipe, recipe_note = _recipe(run, model.config)
+    found = deviations(run, model.config, model.generation_config)
+    card = ModelCard.from_template(
+        _metadata(repo, wishes, languages, values),
+        template_str=(resources.files(__package__) / "model_card.md").read_text(encoding="utf-8"),
+        md=as_markdown,
+        name=repo.split("/")[-1],
+        repo=repo,
+        languages=languages,
+        config=model.config,
+        parameters=model.num_parameters(),
+        averaged=_averaged(run),
+        search=_search(model.generation_config),
+        quoted_example=json.dumps(example[0] if example else "...", ensure_ascii=False),
+        example=example,
+        weights=weights_of(checkpoint),
+        reports=[(test, _table(test, report)) for test, report in wishes.reports.items()],
+        score_command=wishes.score_command,
+        intervals=any(figure.interval for report in wishes.reports.values() for figure in report.figures),
+        data=_data(run, tokenizer),
+        compute=_compute(run, model, wishes),
+        curves=CURVES if picture else None,
+        recipe=recipe,
+        recipe_note=recipe_note,
+        deviations=found,
+        deviations_note=_deviations_note(run, nearest_row(model.config), bool(found)),
+        license=wishes.license or UNKNOWN_LICENSE,
+    )
+    records = {STATE_NAME: run.state, RECORD_NAME: run.record, AVERAGE_RECORD: run.averaged}
+    files = {name: _as_json(record) for name, record in records.items() if record is not None}
+    return card, files | ({CURVES: picture} if picture else {})
+
+
+def _as_json(record: dict) -> bytes:
+    return (json.dumps(without_paths(record), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def as_markdown(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~&$])", r"\\\1", " ".join(str(text).split()))
+
+
+def weights_of(checkpoint: Path) -> str:
+    """The weights' files with their SHA-256."""
+    checksums = json.loads((checkpoint / "checksums.json").read_text(encoding="utf-8"))
+    return ", ".join(f"`{name}` (SHA-256 `{known['sha256']}`)" for name, known in sorted(checksums.items()))
+
+
+# Metadata
+
+
+def _metadata(repo: str, wishes: Wishes, languages: list[str] | None, values: dict) -> ModelCardData:
+    results = [r for test, report in wishes.reports.items() for r in eval_results(test, report)]
+    datasets = wishes.datasets or ([values["dataset_name"]] if values.get("dataset_name") else None)
+    return ModelCardData(
+        language=languages,
+        license=wishes.license or UNKNOWN_LICENSE,
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vaswani", "attention-is-all-you-need"],
+        datasets=datasets,
+        metrics=sorted({result.metric_type for result in results}) or None,
+        model_name=repo.split("/")[-1] if results else None,
+        eval_results=results or None,
+    )
+
+
+def eval_results(test: str, report: Report) -> list[EvalResult]:
+    """The Hub's form of a report's scores.
+
+    Args:
+        test (`str`): Name of the test set.
+        report (`Report`): Scores on it.
+    """
+    return [
+        EvalResult(
+            task_type="translation",
+            task_name="Translation",
+            dataset_type=re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-"),
+            dataset_name=test,
+            metric_type=HUB_METRICS.get(figure.name.split(" (")[0], figure.name.lower()),
+            metric_name=figure.name,
+            metric_value=round(figure.score, figure.digits),
+            metric_args={"signature": _signature(figure)},
+        )
+        for figure in report.figures
+    ]
+
+
+def read_report(path: str) -> Report:
+    """A report as `hf-vaswani score --json` writes it.
+
+    Raises:
+        DataError: It is something else.
+        FileNotFoundError: No such file.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file.")
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        figures = [
+            Figure(**{**figure, "interval": Interval(**figure["interval"]) if figure["interval"] else None})
+            for figure in found["figures"]
+        ]
+        return Report(found["system"], found["sentences"], found["empty"], figures)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {error!r}.") from error
+
+
+def _signature(figure: Figure) -> str:
+    """Without the path of a model, which tells nobody else anything."""
+    return re.sub(r"(\|model:).*/([^/]+)$", r"\1\2", figure.signature)
+
+
+def _table(test: str, report: Report) -> str:
+    figures = [Figure(**{**vars(figure), "signature": _signature(figure)}) for figure in report.figures]
+    return as_text(Report(test, report.sentences, report.empty, figures), markdown=True)
+
+
+# Sections
+
+
+def _averaged(run: Run) -> str | None:
+    if run.averaged is None:
+        return None
+    if "checkpoints" not in run.averaged:
+        return f"The weights are an {run.averaged['method']}, with a decay of {run.averaged.get('decay')}."
+    names = without_paths(run.averaged["checkpoints"])
+    names = [Path(name).name for name in names]
+    return f"The weights are the mean of those of {len(names)} checkpoints: {', '.join(f'`{n}`' for n in names)}."
+
+
+def _search(search) -> str:
+    beams = "greedily" if search.num_beams == 1 else f"a beam of {search.num_beams}"
+    parts = [beams]
+    if search.num_beams > 1:
+        form = getattr(search, "length_penalty_form", "length")
+        kind = "GNMT's length penalty" if form == "gnmt" else "transformers' length penalty"
+        parts.append(f"{kind} with {search.length_penalty}")
+    if (extra := getattr(search, "max_extra_tokens", None)) is not None:
+        parts.append(f"at most {extra} tokens more than the source")
+    return ", ".join(parts)
+
+
+def _example(model, tokenizer, sentence: str | None) -> tuple[str, str] | None:
+    return None if not sentence else (sentence, translate(model, tokenizer, [sentence])[0])
+
+
+def _data(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+    values, rows = run.values, []
+    if run.record is None:
+        rows.append(("Files and their fingerprints", "not recorded (the run has no `run.json`)"))
+        if files := (run.named or {}).get("train_files"):
+            rows.append(("Files that the recipe names", ", ".join(f"`{name}`" for name in without_paths(files))))
+    elif values.get("dataset_name"):
+        name = values["dataset_name"]
+        parts = [values.get("dataset_config"), values.get("train_split")]
+        text = f"[{name}](https://huggingface.co/datasets/{name}), {', '.join(str(p) for p in parts if p)}"
+        rows.append(("Data set", text))
+    for position, name in enumerate(values.get("train_files") or []) if run.record else ():
+        known = values.get(f"train_files[{position}]")
+        mark = f", {known['size']:,} bytes, SHA-256 `{known['sha256']}`" if known else ""
+        rows.append(("Training file", f"`{Path(name).name}`{mark}"))
+    if run.record and "pairs" not in values:
+        rows.append(("Pairs trained on", "not counted: they were read as a stream"))
+    elif values.get("pairs"):
+        rows.append(("Pairs trained on", f"{values['pairs']:,} (after filtering by length)"))
+    if run.record and (files := values.get("eval_files")):
+        rows.append(("Evaluated on while training", ", ".join(f"`{Path(name).name}`" for name in files)))
+    kind = type(tokenizer.backend_tokenizer.model).__name__
+    rows.append(("Vocabulary", f"{len(tokenizer):,} entries, {kind}, one for both languages"))
+    return rows
+
+
+def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str, str]]:
+    if run.state is None:
+        return [("Updates, tokens and time", "not recorded (no `trainer_state.json` of these weights)")]
+    values = run.values
+    devices = run.record["noted"]["devices"] if run.record else 1
+    spent = cost(run.state, model.num_parameters(exclude_embeddings=True), devices)
+    pairs = f" (about {spent.epochs * values['pairs']:,.0f} pairs)" if values.get("pairs") else ""
+    rows = [("Updates", f"{spent.updates:,}"), ("Passes over the data", f"{spent.epochs:.1f}{pairs}")]
+    source, target = spent.source_tokens, spent.target_tokens
+    count = f"{source:,}, padding included (from the Trainer's `total_flos`)" if source else "not recorded"
+    rows.append(("Source tokens seen", count))
+    alone = "" if run.record else ", if it ran on one device"
+    estimated = f"about {_rounded(target)} (estimate, from the logged rate and time{alone})" if target else None
+    rows.append(("Target tokens seen", estimated or "not recorded"))
+    rows.append(("Time", _time(spent)))
+    rows.append(("Hardware", wishes.hardware or _devices(run)))
+    if source:
+        total = operations(model, source, target or source)
+        same = "" if target else ", and as many target as source tokens"
+        text = f"about {total:.1e} (estimate: 6 for each token and weight it passes{same})"
+        rows.append(("Floating point operations", text))
+    rows.append(("Energy", _energy(spent.seconds, wishes.watts)))
+    return rows
+
+
+def _rounded(count: int) -> str:
+    """With three digits that count."""
+    return f"{round(count, 3 - len(str(count))):,}"
+
+
+def _time(spent: Cost) -> str:
+    if spent.seconds is None and spent.measured_seconds is None:
+        return "not recorded"
+    if spent.measured_updates == spent.updates:
+        return f"{_hours(spent.measured_seconds)}, evaluation included"
+    measured = f"{_hours(spent.measured_seconds)} for the last {spent.measured_updates:,} updates"
+    if spent.seconds is None:
+        return f"{measured}; before that, not recorded"
+    return f"about {_hours(spent.seconds)} (estimate, from the logged rates; {measured} was measured)"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.1f} minutes"
+
+
+def _devices(run: Run) -> str:
+    if run.record is None:
+        return "not recorded"
+    noted = run.record["noted"]
+    kind, more = ("process", "es on the CPU") if noted.get("use_cpu") else ("accelerator", "s")
+    if noted["devices"] == 1:
+        more = more.removeprefix("es").removeprefix("s")
+    return f"{noted['devices']} {kind}{more}; of what make is not recorded"
+
+
+def _energy(seconds: float | None, watts: float | None) -> str:
+    if watts is None or seconds is None:
+        return "not measured, and not estimated: " + ("no time is known" if watts else "no power is known")
+    text = f"{watts:g} W, assumed as the mean draw, times the time above; cooling and idle machines not counted"
+    return f"about {watts * seconds / 3.6e6:.2g} kWh (estimate: {text})"
+
+
+def _recipe(run: Run, config) -> tuple[str | None, str]:
+    if run.record is not None:
+        note = "The recipe: all fields that differ from the defaults, which are the paper's (paths without folders)."
+        return recorded_recipe(run, config), note
+    if run.recipe is not None:
+        return run.recipe, "The recipe as its author names it; the run itself did not record its arguments."
+    return None, "The run's arguments were not recorded."
+
+
+def _deviations_note(run: Run, row: str, any_found: bool) -> str:
+    known = "the configuration, the arguments and the search settings are compared"
+    if run.record is None and run.named is None:
+        known = "only configuration and search settings are compared, as the run's arguments were not recorded"
+    elif run.record is None:
+        known = "configuration, search settings and the recipe named above are compared"
+    ending = "" if any_found else " No difference was found."
+    return f"Compared with the paper's {row} model: {known}.{ending}"
+
+
+def _curves(run: Run) -> bytes | None:
+    if run.state is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / STATE_NAME).write_text(json.dumps(run.state), encoding="utf-8")
+        try:
+            draw_curves(folder, str(Path(folder) / CURVES))
+        except ImportError as error:
+            logger.warning("The card has no picture of the curves. %s", error)
+            return None
+        return (Path(folder) / CURVES).read_bytes()
+
+
+# A card that is there already
+
+
+def metadata(text: str) -> dict:
+    """The metadata of a card.
+
+    Raises:
+        ValueError: They are not what the Hub takes.
+    """
+    if not REGEX_YAML_BLOCK.search(text):
+        return {}
+    try:
+        return ModelCard(text).data.to_dict()
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"The metadata at the top of the card cannot be read: {error}") from error
+
+
+def written_by_hand(text: str) -> tuple[str, dict]:
+    """What people may have written in a card: the text without its generated sections, and metadata."""
+    head = REGEX_YAML_BLOCK.search(text)
+    body = SECTION.sub("", text[head.end() :] if head else text)
+    return body, {key: value for key, value in metadata(text).items() if key not in SCORED}
+
+
+def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
+    """What is generated, renewed in a card that may have been written on.
+
+    Args:
+        earlier (`str`): The card that is there.
+        card (`ModelCard`): The new one.
+        weights (`str`): Of the new one; scores of these are kept where the new card has none.
+        given (`set[str]`): Keys of the metadata that the publisher asks for now; others that are there stay.
+
+    Returns:
+        The text of `earlier` with its generated sections and metadata renewed. A section whose comments were removed
+        does not come back; without any, the card was written by hand and stays as it is.
+
+    Raises:
+        ValueError: The comment that begins or ends a section is missing, or stands twice.
+    """
+    markers = [marker[1] for marker in MARKER.finditer(earlier)]
+    if not markers:
+        logger.info("The card has no generated sections; it stays as it is.")
+        return earlier
+    sections = {section["name"]: section["text"] for section in SECTION.finditer(earlier)}
+    if wrong := sorted({name for name in markers if name not in sections or markers.count(name) != 2}):
+        raise ValueError(
+            f"The card's section {wrong[0]!r} should have one comment <!-- hf-vaswani: {wrong[0]} --> before it and "
+            f"one <!-- /hf-vaswani: {wrong[0]} --> after it."
+        )
+    renewed = {section["name"]: section[0] for section in SECTION.finditer(card.text)}
+    keep_scores = card.data.eval_results is None and weights in sections.get("scores", "")
+    if keep_scores:
+        renewed.pop("scores")
+    newline = "\r\n" if "\r\n" in earlier else "\n"
+
+    def renew(section: re.Match) -> str:
+        return renewed[section["name"]].replace("\n", newline) if section["name"] in renewed else section[0]
+
+    head = REGEX_YAML_BLOCK.search(earlier)
+    body = SECTION.sub(renew, earlier[head.end() :] if head else earlier)
+    return _merge_metadata(earlier, head, card, given, keep_scores, newline) + body
+
+
+def _merge_metadata(
+    earlier: str, head: re.Match | None, card: ModelCard, given: set[str], keep_scores: bool, newline: str
+) -> str:
+    """The block of metadata; as it was, letter for letter, where nothing of it changes."""
+    before, now = metadata(earlier), card.data.to_dict()
+    merged = {**now, **before, **{key: now[key] for key in given & now.keys()}}
+    if not keep_scores:
+        merged = {key: value for key, value in merged.items() if key not in SCORED}
+        merged |= {key: now[key] for key in SCORED if key in now}
+    if head and merged == before:
+        return head[0]
+    order = [*(key for key in before if key in merged), *(key for key in merged if key not in before)]
+    text = ModelCardData(**merged).to_yaml(line_break=newline, original_order=order)
+    return f"---{newline}{text}{newline}---{newline}"
