@@ -43,6 +43,8 @@ from transformers.utils import hub as transformers_hub
 import hf_vaswani
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
 from training.cli import main as command_line
+from training.metrics import Figure
+from training.score_report import Report, as_json
 from training.train import GENERATION
 
 
@@ -793,3 +795,72 @@ def test_publishing_where_one_may_not_is_an_error(hub, checkpoint, capsys, monke
     assert "401" in error
     assert NOBODY not in error
     assert "bob/model" not in hub.repositories
+
+
+def scores(folder: Path, score: float) -> str:
+    """A file as `hf-vaswani score --json` writes it."""
+    (folder / "newstest2014.json").write_text(as_json(Report("out", 3, 0, [Figure("sacreBLEU", score, "tok:13a")])))
+    return str(folder / "newstest2014.json")
+
+
+def test_one_commit_has_the_card_and_the_log_without_paths(hub, checkpoint, tmp_path):
+    log = {"global_step": 3, "epoch": 1.0, "log_history": [{"step": 3, "loss": 2.5}], "total_flos": 0.0}
+    state = json.dumps({**log, "max_steps": 3, "best_model_checkpoint": str(tmp_path / "checkpoint-3")})
+    (checkpoint / "trainer_state.json").write_text(state)
+    before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/logged", "--license", "mit"]
+    assert command_line([*words, "--scores", scores(tmp_path, 27.3)]) == 0
+    assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
+    repository = hub.repositories["alice/logged"]
+    files = contents(repository.at("main"))
+    assert len(repository.history()) == 2  # the repository's own first commit, and one
+    assert {"README.md", "trainer_state.json", "curves.png", "model.safetensors", *CODE} <= files.keys()
+    pushed = json.loads(files["trainer_state.json"])
+    assert pushed["log_history"] == log["log_history"] and pushed["best_model_checkpoint"] == "checkpoint-3"
+    card = huggingface_hub.ModelCard.load("alice/logged")
+    assert (card.data.license, card.data.eval_results[0].metric_value) == ("mit", 27.3)
+    assert 'pipeline("translation", model="alice/logged", trust_remote_code=True)' in card.text
+
+    assert command_line([*words, "--scores", scores(tmp_path, 27.3)]) == 0
+    assert len(repository.history()) == 2
+    (checkpoint / "trainer_state.json").unlink()
+    assert command_line(words) == 0
+    assert "trainer_state.json" not in repository.at("main").files  # it was another run's
+
+
+def test_a_card_edited_on_the_hub_gets_the_new_score_and_keeps_the_edit(hub, checkpoint, tmp_path):
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/edited", "--scores"]
+    assert command_line([*words, scores(tmp_path, 20.0)]) == 0
+    text = contents(hub.repositories["alice/edited"].at("main"))["README.md"].decode()
+    edited = text.replace("## Scores", "Ask Alice.\n\n## Scores").replace("license: unknown", "license: mit")
+    HfApi().upload_file(path_or_fileobj=edited.encode(), path_in_repo="README.md", repo_id="alice/edited")
+    assert command_line([*words, scores(tmp_path, 30.0)]) == 0
+    renewed = contents(hub.repositories["alice/edited"].at("main"))["README.md"].decode()
+    assert "Ask Alice.\n\n## Scores" in renewed and "| sacreBLEU | 30.00 |" in renewed and "20.0" not in renewed
+    assert huggingface_hub.ModelCard(renewed).data.license == "mit" and "Weights: mit." in renewed
+
+
+def test_two_cards_that_differ_are_an_error_until_one_is_chosen(hub, checkpoint, capsys):
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/two-cards"]
+    assert command_line(words) == 0
+    repository = hub.repositories["alice/two-cards"]
+    before = repository.at("main")
+    text = contents(before)["README.md"].decode()
+    (checkpoint / "README.md").write_text(text)
+    assert command_line(words) == 0  # the same words in both
+    (checkpoint / "README.md").write_text(text.replace("## Scores", "Mine.\n\n## Scores"))
+    assert command_line(words) == 1
+    assert "say which one to keep, --keep folder or --keep repository" in capsys.readouterr().err
+    assert command_line([*words, "--keep", "repository"]) == 0
+    assert repository.at("main") is before
+    assert command_line([*words, "--keep", "folder"]) == 0
+    assert "Mine.\n\n## Scores" in contents(repository.at("main"))["README.md"].decode()
+
+
+def test_a_branch_begins_with_the_card_of_the_main_one(hub, checkpoint):
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/carded"]
+    assert command_line(words) == 0
+    text = contents(hub.repositories["alice/carded"].at("main"))["README.md"].decode().replace("# carded", "# Mine")
+    HfApi().upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id="alice/carded")
+    assert command_line([*words, "--revision", "next"]) == 0
+    assert "# Mine" in contents(hub.repositories["alice/carded"].at("next"))["README.md"].decode()

@@ -108,12 +108,8 @@ def write_card(
         raise ValueError(f"--languages: expected source and target, as in: en de; got {' '.join(wishes.languages)}.")
     run = find_run(checkpoint, model.config, wishes.run, wishes.recipe)
     values = run.values
-    recorded = [values["source_lang"], values["target_lang"]] if values else None
-    languages = wishes.languages or recorded
+    languages = wishes.languages or ([values["source_lang"], values["target_lang"]] if values else None)
     picture = _curves(run)
-    example = _example(model, tokenizer, wishes.example)
-    recipe, recipe_note = _recipe(run, model.config)
-    found = deviations(run, model.config, model.generation_config)
     card = ModelCard.from_template(
         _metadata(repo, wishes, languages, values),
         template_str=(resources.files(__package__) / "model_card.md").read_text(encoding="utf-8"),
@@ -121,24 +117,12 @@ def write_card(
         name=repo.split("/")[-1],
         repo=repo,
         languages=languages,
-        config=model.config,
-        parameters=model.num_parameters(),
-        averaged=_averaged(run),
-        search=_search(model.generation_config),
-        quoted_example=json.dumps(example[0] if example else "...", ensure_ascii=False),
-        example=example,
         weights=weights_of(checkpoint),
-        reports=[(test, _table(test, report)) for test, report in wishes.reports.items()],
-        score_command=wishes.score_command,
-        intervals=any(figure.interval for report in wishes.reports.values() for figure in report.figures),
-        data=_data(run, tokenizer),
-        compute=_compute(run, model, wishes),
         curves=CURVES if picture else None,
-        recipe=recipe,
-        recipe_note=recipe_note,
-        deviations=found,
-        deviations_note=_deviations_note(run, nearest_row(model.config), bool(found)),
         license=wishes.license or UNKNOWN_LICENSE,
+        **_about_model(run, model, tokenizer, wishes.example),
+        **_about_scores(wishes),
+        **_about_training(run, model, tokenizer, wishes),
     )
     records = {STATE_NAME: run.state, RECORD_NAME: run.record, AVERAGE_RECORD: run.averaged}
     files = {name: _as_json(record) for name, record in records.items() if record is not None}
@@ -147,6 +131,38 @@ def write_card(
 
 def _as_json(record: dict) -> bytes:
     return (json.dumps(without_paths(record), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _about_model(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str | None) -> dict:
+    return {
+        "config": model.config,
+        "parameters": model.num_parameters(),
+        "averaged": _averaged(run),
+        "search": _search(model.generation_config),
+        "quoted_example": json.dumps(sentence or "...", ensure_ascii=False),
+        "example": (sentence, translate(model, tokenizer, [sentence])[0]) if sentence else None,
+    }
+
+
+def _about_scores(wishes: Wishes) -> dict:
+    return {
+        "reports": [(test, _table(test, report)) for test, report in wishes.reports.items()],
+        "score_command": wishes.score_command,
+        "intervals": any(figure.interval for report in wishes.reports.values() for figure in report.figures),
+    }
+
+
+def _about_training(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, wishes: Wishes) -> dict:
+    recipe, recipe_note = _recipe(run, model.config)
+    found = deviations(run, model.config, model.generation_config)
+    return {
+        "data": _data(run, tokenizer),
+        "compute": _compute(run, model, wishes),
+        "recipe": recipe,
+        "recipe_note": recipe_note,
+        "deviations": found,
+        "deviations_note": _deviations_note(run, nearest_row(model.config), bool(found)),
+    }
 
 
 def as_markdown(text: str) -> str:
@@ -256,10 +272,6 @@ def _search(search) -> str:
     return ", ".join(parts)
 
 
-def _example(model, tokenizer, sentence: str | None) -> tuple[str, str] | None:
-    return None if not sentence else (sentence, translate(model, tokenizer, [sentence])[0])
-
-
 def _data(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
     values, rows = run.values, []
     if run.record is None:
@@ -353,7 +365,10 @@ def _recipe(run: Run, config) -> tuple[str | None, str]:
         note = "The recipe: all fields that differ from the defaults, which are the paper's (paths without folders)."
         return recorded_recipe(run, config), note
     if run.recipe is not None:
-        return run.recipe, "The recipe as its author names it; the run itself did not record its arguments."
+        note = "The recipe, as the publisher names it: the run itself did not record its arguments."
+        if run.state and (steps := run.values["max_steps"]) and steps != run.state["max_steps"]:
+            note += f" According to its log, `max_steps` was {run.state['max_steps']}."
+        return run.recipe, note
     return None, "The run's arguments were not recorded."
 
 

@@ -5,7 +5,7 @@ and pushes nothing.
 """
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -43,8 +43,26 @@ RECORDS = [STATE_NAME, RECORD_NAME, AVERAGE_RECORD]  # written by `write_card`, 
 RESAMPLES = 1000
 
 
-def check_checkpoint(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and its tokenizer.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder, and the model and tokenizer in it."""
+
+    folder: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Sources and references to be translated and scored; whether they are tokenised already."""
+
+    name: str
+    texts: Texts
+    tokenized: bool = False
+
+
+def check_checkpoint(folder: Path) -> Checkpoint:
+    """Loads a checkpoint, if somebody who pulls it could do so too.
 
     Raises:
         FileNotFoundError: A file is missing that a stranger needs, such as the model's code.
@@ -60,22 +78,20 @@ def check_checkpoint(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizer
     needed = {*CODE, "checksums.json", "generation_config.json", "tokenizer.json"}
     if missing := sorted(name for name in needed if not (folder / name).is_file()):
         raise FileNotFoundError(f"{folder} has no {', '.join(missing)}: load the model and save it again.")
-    return model, tokenizer
+    return Checkpoint(folder, model, tokenizer)
 
 
-def score_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Texts, name: str, tokenized: bool = False
-) -> Report:
+def score_model(checkpoint: Checkpoint, test: TestSet, name: str) -> Report:
     """Translates and scores: BLEU, chrF, chrF++, TER and perplexity, with 95% intervals.
 
     Args:
-        model, tokenizer: Of one checkpoint.
-        texts (`Texts`): Sources and references.
+        checkpoint (`Checkpoint`): Whose model translates, as its `generation_config` says.
+        test (`TestSet`): If it is tokenised, BLEU counts its words as they are.
         name (`str`): Of the model, for signatures.
-        tokenized (`bool`): The text is already tokenised: BLEU counts its words as they are.
     """
+    model, tokenizer, texts = checkpoint.model, checkpoint.tokenizer, test.texts
     translations = [text.replace("\n", " ") for text in translate(model, tokenizer, texts.sources)]
-    metrics = build_metrics(tokenize=("none",) if tokenized else (None,), language=None)
+    metrics = build_metrics(tokenize=("none",) if test.tokenized else (None,), language=None)
     figures = measure(metrics, translations, texts.references, RESAMPLES)
     figures += perplexities(model, tokenizer, texts.sources, texts.references, RESAMPLES, name=name)
     return Report(name, len(translations), sum(not text.strip() for text in translations), figures)
@@ -113,12 +129,12 @@ def _read_card(path: Path) -> str | None:
 
 
 def renewed_card(
-    checkpoint: tuple[Path, PreTrainedModel, PreTrainedTokenizerBase], repo: str, wishes: Wishes, earlier: str | None
+    checkpoint: Checkpoint, repo: str, wishes: Wishes, earlier: str | None
 ) -> tuple[str, dict[str, bytes]]:
     """The card, laid under what people wrote in the earlier one, and the files that go with it.
 
     Args:
-        checkpoint (`tuple`): Folder, model and tokenizer.
+        checkpoint (`Checkpoint`): What the card is about.
         repo (`str`): Where the model is to be found.
         wishes (`Wishes`): What the publisher says; licence and languages are the earlier card's when not given.
         earlier (`str`, *optional*): The card that is there.
@@ -129,11 +145,11 @@ def renewed_card(
         wishes = replace(wishes, license=before.get("license"))
     if wishes.languages is None and isinstance(before.get("language"), list) and len(before["language"]) == 2:
         wishes = replace(wishes, languages=before["language"])
-    card, files = write_card(*checkpoint, repo, wishes)
+    card, files = write_card(checkpoint.folder, checkpoint.model, checkpoint.tokenizer, repo, wishes)
     if earlier is None:
         return f"{card}\n", files
     asked = {key for key, value in given.items() if value is not None}
-    return merge(earlier, card, weights_of(checkpoint[0]), asked), files
+    return merge(earlier, card, weights_of(checkpoint.folder), asked), files
 
 
 def publish(
@@ -144,7 +160,7 @@ def publish(
     message: str = "Upload the model",
     wishes: Wishes | None = None,
     keep: str | None = None,
-    test: tuple[str, Texts, bool] | None = None,
+    test: TestSet | None = None,
 ) -> str:
     """Push a checkpoint with its card in one commit. What is on the Hub already is not sent again.
 
@@ -156,7 +172,7 @@ def publish(
         message (`str`): Of the commit.
         wishes (`Wishes`, *optional*): What is to stand in the card and no run records.
         keep (`str`, *optional*): See `earlier_card`.
-        test (`tuple`, *optional*): Name of a test set, its texts, and whether they are tokenised: translated, scored.
+        test (`TestSet`, *optional*): To be translated and scored.
 
     Returns:
         The commit's address.
@@ -166,7 +182,7 @@ def publish(
         ValueError: The card that is there cannot be renewed.
         huggingface_hub.errors.HfHubHTTPError: The Hub refuses; nothing is changed there.
     """
-    checkpoint = (Path(folder), *check_checkpoint(Path(folder)))
+    checkpoint = check_checkpoint(Path(folder))
     earlier = earlier_card(Path(folder), repo_id, revision, keep)
     wishes = with_scores(checkpoint, repo_id, wishes or Wishes(), test)
     card, files = renewed_card(checkpoint, repo_id, wishes, earlier)
@@ -174,30 +190,38 @@ def publish(
     api.create_repo(repo_id, private=private, exist_ok=True)
     if revision is not None:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
-    paths = [p for p in sorted(Path(folder).iterdir()) if any(fnmatch(p.name, pattern) for pattern in FILES)]
-    uploads = {path.name: path for path in paths if path.is_file()} | files | {CARD: card.encode()}
-    stale = [
-        name
-        for name in api.list_repo_files(repo_id, revision=revision)
-        if name not in uploads and any(fnmatch(name, pattern) for pattern in (*WEIGHTS, *RECORDS)) and "/" not in name
-    ]  # of an earlier model with other files
-    operations = [CommitOperationAdd(name, content) for name, content in uploads.items()]
-    operations += [CommitOperationDelete(name) for name in stale]
+    operations = _operations(
+        Path(folder), {**files, CARD: card.encode()}, api.list_repo_files(repo_id, revision=revision)
+    )
     return api.create_commit(repo_id, operations, commit_message=message, revision=revision).commit_url
 
 
+def _operations(
+    folder: Path, written: dict[str, bytes], there: list[str]
+) -> list[CommitOperationAdd | CommitOperationDelete]:
+    """Adds the checkpoint's files and what is written for it, and deletes what is left of an earlier model."""
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and _matches(path.name, FILES)]
+    uploads = {path.name: path for path in paths} | written
+    stale = [name for name in there if name not in uploads and _matches(name, [*WEIGHTS, *RECORDS])]
+    added = [CommitOperationAdd(name, content) for name, content in uploads.items()]
+    return added + [CommitOperationDelete(name) for name in stale]
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
+
+
 def with_scores(
-    checkpoint: tuple[Path, PreTrainedModel, PreTrainedTokenizerBase],
+    checkpoint: Checkpoint,
     repo: str,
     wishes: Wishes,
-    test: tuple[str, Texts, bool] | None,
+    test: TestSet | None,
 ) -> Wishes:
     """The wishes, with the scores of a test set that is translated now."""
     if test is None:
         return wishes
-    name, texts, tokenized = test
-    report = score_model(*checkpoint[1:], texts, repo, tokenized)
-    return replace(wishes, reports={**wishes.reports, name: report}, example=wishes.example or texts.sources[0])
+    reports = {**wishes.reports, test.name: score_model(checkpoint, test, repo)}
+    return replace(wishes, reports=reports, example=wishes.example or test.texts.sources[0])
 
 
 def write_card_only(
@@ -205,7 +229,7 @@ def write_card_only(
     output: str,
     repo: str,
     wishes: Wishes | None = None,
-    test: tuple[str, Texts, bool] | None = None,
+    test: TestSet | None = None,
 ) -> Path:
     """Write the card, and the picture in it, to a folder; nothing is pushed.
 
@@ -215,7 +239,7 @@ def write_card_only(
         repo (`str`): Where the model is to be found, `user/name`.
         wishes, test: As of `publish`.
     """
-    checkpoint = (Path(folder), *check_checkpoint(Path(folder)))
+    checkpoint = check_checkpoint(Path(folder))
     wishes = with_scores(checkpoint, repo, wishes or Wishes(), test)
     card, files = renewed_card(checkpoint, repo, wishes, _read_card(Path(output) / CARD))
     Path(output).mkdir(parents=True, exist_ok=True)
@@ -276,7 +300,7 @@ def main(argv: list[str] | None = None) -> None:
     repo, test = args.repo or f"user/{Path(args.checkpoint).resolve().name}", None
     if args.test_sources:
         texts = read_texts(None, args.test_references, args.test_sources, [])
-        test = (_test_name(args.test_sources), texts, args.tokenized)
+        test = TestSet(_test_name(args.test_sources), texts, args.tokenized)
         files = [Path(args.test_sources).name, *(Path(file).name for file in args.test_references)]
         options = f"--sources {files[0]} --references {' '.join(files[1:])}{' --tokenized' * args.tokenized}"
         wishes.score_command = f"hf-vaswani score --model {repo} {options} --bootstrap"

@@ -202,8 +202,8 @@ def _whole(value):
 
 
 def nearest_row(config: VaswaniConfig) -> str:
-    """ "base" or "big", whichever the model has more in common with."""
-    return min(("base", "big"), key=lambda row: len(_differences(config, VaswaniConfig.from_table3(row))))
+    """The paper's model that the width is nearer to: base or big."""
+    return "base" if config.d_model <= VaswaniConfig.from_table3("base").d_model else "big"
 
 
 def _differences(config: VaswaniConfig, other: VaswaniConfig) -> list[tuple[str, object, object]]:
@@ -243,7 +243,11 @@ def _rate(values: dict, config: VaswaniConfig) -> list[tuple[str, float, float, 
     if here is None or not warmup or warmup < 1:
         return []
     there = paper_learning_rate(config.d_model, warmup)
-    return [] if math.isclose(here, there, rel_tol=1e-3) else [("learning_rate (peak)", here, there, "5.3")]
+    return (
+        []
+        if math.isclose(here, there, rel_tol=1e-3)
+        else [("learning_rate (peak, by warmup_steps and d_model)", here, there, "5.3")]
+    )
 
 
 def _averaging(run: Run, row: str) -> list[tuple[str, str, str, str]]:
