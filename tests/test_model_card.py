@@ -16,7 +16,7 @@ from test_train import data, words  # noqa: F401 a fixture
 from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from training.arguments import parse_arguments
+from training.arguments import packaged_recipes, parse_arguments
 from training.cli import main
 from training.metrics import Figure, Interval
 from training.model_card import merge, read_report
@@ -426,3 +426,40 @@ def test_paths_are_cut_down_to_names():
         "n": 1,
         "none": None,
     }
+
+
+# The cards of this repository
+
+
+CARDS = sorted((Path(__file__).parent.parent / "model_cards").glob("*/README.md"))
+TARGETS = {  # newstest2014, Table 2
+    "wmt14_en_de_base": "27.3",
+    "wmt14_en_de_big": "28.4",
+    "wmt14_en_fr_base": "38.1",
+    "wmt14_en_fr_big": "41.8",
+}
+
+
+def test_each_recipe_but_the_demo_has_a_card():
+    names = {path.parent.name for path in CARDS}
+    assert names >= TARGETS.keys() and names <= set(packaged_recipes())
+
+
+@pytest.mark.parametrize("path", CARDS, ids=lambda path: path.parent.name)
+def test_a_card_of_this_repository_can_be_renewed_and_names_no_machine(path):
+    text, name = path.read_text(), path.parent.name
+    assert not re.search(r"/(root|home|work|tmp)/", text)
+    found = ModelCard(text)
+    assert (found.data.pipeline_tag, found.data.library_name) == ("translation", "transformers")
+    assert found.data.language == ["en", re.search(r"en_(\w\w)", name)[1]]
+    assert "not trained here" in merge(text, found, "none", set()).lower() or found.data.eval_results
+    for picture in re.findall(r"!\[.*\]\((.*)\)", text):
+        assert (path.parent / picture).is_file()
+    if name in TARGETS:
+        assert "**Not trained here.**" in section(text, "summary")
+        assert f"**{TARGETS[name]} BLEU**" in text
+        assert found.data.eval_results is None
+        fields = {"row": name.rpartition("_")[2], "vocab_size": 37000 if "_de_" in name else 32000}
+        with torch.device("meta"):
+            model = VaswaniForConditionalGeneration(VaswaniConfig.from_table3(**fields))
+        assert f"{model.num_parameters():,} parameters" in text
