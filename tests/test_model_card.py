@@ -343,10 +343,13 @@ def test_scores_stay_with_their_weights_alone(run, tmp_path):
     assert not {"model-index", "metrics"} & ModelCard.load(path).data.to_dict().keys()
 
 
-def test_a_card_without_generated_sections_is_left_alone(run, tmp_path):
-    (tmp_path / "README.md").write_bytes(b"# Mine\r\n\nAll of it.")
+def test_a_card_without_generated_sections_is_left_alone_with_a_notice(run, tmp_path, caplog):
+    mine = {"README.md": b"# Mine\r\n\n![All of it](curves.png)", "curves.png": b"my own"}
+    for name, content in mine.items():
+        (tmp_path / name).write_bytes(content)
     assert write(run, tmp_path, "--license", "mit") == 0
-    assert (tmp_path / "README.md").read_bytes() == b"# Mine\r\n\nAll of it."
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == mine
+    assert "has no generated sections: it stays as it is" in caplog.text
 
 
 @pytest.mark.parametrize(

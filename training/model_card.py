@@ -412,6 +412,11 @@ def metadata(text: str) -> dict:
         raise ValueError(f"The metadata at the top of the card cannot be read: {error}") from error
 
 
+def shows_curves(text: str) -> bool:
+    """Whether a generated section of a card shows the picture."""
+    return any(f"]({CURVES})" in section["text"] for section in SECTION.finditer(text))
+
+
 def written_by_hand(text: str) -> tuple[str, dict]:
     """What people may have written in a card: the text without its generated sections, and metadata."""
     head = REGEX_YAML_BLOCK.search(text)
@@ -437,7 +442,7 @@ def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
     """
     markers = [marker[1] for marker in MARKER.finditer(earlier)]
     if not markers:
-        logger.info("The card has no generated sections; it stays as it is.")
+        logger.warning("The card that is there has no generated sections: it stays as it is. Remove it for a new one.")
         return earlier
     sections = {section["name"]: section["text"] for section in SECTION.finditer(earlier)}
     if wrong := sorted({name for name in markers if name not in sections or markers.count(name) != 2}):

@@ -19,7 +19,17 @@ from .average import RECORD as AVERAGE_RECORD
 from .checkpoints import STATE_NAME
 from .evaluation_data import Texts, read_texts
 from .metrics import build_metrics, measure
-from .model_card import CURVES, Wishes, merge, metadata, read_report, weights_of, write_card, written_by_hand
+from .model_card import (
+    CURVES,
+    Wishes,
+    merge,
+    metadata,
+    read_report,
+    shows_curves,
+    weights_of,
+    write_card,
+    written_by_hand,
+)
 from .perplexity import perplexities
 from .safe_trainer import RECORD_NAME
 from .score_report import Report
@@ -146,10 +156,11 @@ def renewed_card(
     if wishes.languages is None and isinstance(before.get("language"), list) and len(before["language"]) == 2:
         wishes = replace(wishes, languages=before["language"])
     card, files = write_card(checkpoint.folder, checkpoint.model, checkpoint.tokenizer, repo, wishes)
-    if earlier is None:
-        return f"{card}\n", files
     asked = {key for key, value in given.items() if value is not None}
-    return merge(earlier, card, weights_of(checkpoint.folder), asked), files
+    text = merge(earlier, card, weights_of(checkpoint.folder), asked) if earlier else f"{card}\n"
+    if not shows_curves(text):
+        files.pop(CURVES, None)  # a picture of that name would be somebody's own
+    return text, files
 
 
 def publish(
