@@ -54,13 +54,14 @@ class Spoil(TrainerCallback):
 
 
 class RecordingTrainer(VaswaniTrainer):
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, more: list[TrainerCallback], **kwargs):
         fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
         if fsdp:  # Accelerate takes it for a matter of accelerators; it works on CPUs all the same
             PartialState().distributed_type = DistributedType.MULTI_GPU
         super().__init__(*args, **kwargs)
         assert self.accelerator.is_fsdp2 == fsdp
-        self.add_callback(Gradients())
+        for callback in (Gradients(), *more):
+            self.add_callback(callback)
 
     def _bleu(self, dataset, options) -> float:
         translations, original = [], training.trainer.translate
@@ -82,7 +83,7 @@ def set_up(job: dict) -> None:
     AcceleratorState._reset_state()
     os.environ.update({"ACCELERATE_USE_FSDP": str(job["fsdp"]).lower(), **job.get("environment", {})})
     more = [Spoil(job["spoil"])] if "spoil" in job else []
-    training.train.VaswaniTrainer = functools.partial(RecordingTrainer, callbacks=more)
+    training.train.VaswaniTrainer = functools.partial(RecordingTrainer, more=more)
 
 
 if __name__ == "__main__":

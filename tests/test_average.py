@@ -5,6 +5,7 @@ import torch
 from conftest import tiny_config
 
 from hf_vaswani import VaswaniForConditionalGeneration
+from training.average import average
 from training.cli import main
 
 
@@ -74,3 +75,10 @@ def test_a_best_checkpoint_from_long_ago_is_not_one_of_the_last(run, capsys):
     assert main(["average", "--run", str(run), "--last", "3", "--output", str(run / "mean")]) == 1
     assert "checkpoint-20 is not one of the last 3 that were written" in capsys.readouterr().err
     assert main(["average", "--run", str(run), "--last", "2", "--output", f"{run}/mean/"]) == 0
+
+
+def test_an_adapter_is_no_model_to_average(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds an adapter, not a model's weights"):
+        average([tmp_path], str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_generation_vaswani import batch_of
 
-from tests.conftest import tiny_model
+from conftest import tiny_model
 from training.benchmarks import data as data_benchmark
 from training.benchmarks import decoding
 from training.benchmarks.peers import to_ctranslate2, to_marian

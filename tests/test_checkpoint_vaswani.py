@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniForConditionalGeneration, VaswaniModel
-from tests.conftest import tiny_model
+from conftest import tiny_model
 
 
 @pytest.fixture

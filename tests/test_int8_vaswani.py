@@ -4,7 +4,7 @@ from test_generation_vaswani import batch_of, noisy_model
 from torch import nn
 
 from hf_vaswani.int8_vaswani import Int8Linear
-from tests.conftest import tiny_model
+from conftest import tiny_model
 
 
 @pytest.mark.parametrize("shape", [(1, 12), (5, 12), (2, 3, 12)])

@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
-from tests.conftest import tiny_model
+from conftest import tiny_model
 
 
 SENTENCES = ["three dogs sleep", "", "a", "a cat sees the two big old horses of the farmer"]

@@ -48,7 +48,7 @@ def average(checkpoints: list[str | Path], output: str, notes: dict | None = Non
         replace (`bool`): Whether an average that is there already gives way.
 
     Raises:
-        ValueError: No checkpoints, or configurations that differ.
+        ValueError: No checkpoints, adapters, or configurations that differ.
         FileExistsError: `output` is there already.
     """
     if not checkpoints:
@@ -56,6 +56,8 @@ def average(checkpoints: list[str | Path], output: str, notes: dict | None = Non
     check_output(Path(output), replace)
     sums: dict[str, torch.Tensor] = {}
     for folder in checkpoints:
+        if (Path(folder) / "adapter_config.json").is_file():
+            raise ValueError(f"{folder} holds an adapter, not a model's weights; average the merged models.")
         model = VaswaniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         config = model.config.to_diff_dict()
         if not sums:
