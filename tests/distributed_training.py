@@ -54,7 +54,7 @@ class Spoil(TrainerCallback):
 
 
 class RecordingTrainer(VaswaniTrainer):
-    def __init__(self, *args, more: list[TrainerCallback], **kwargs):
+    def __init__(self, *args, more: tuple[TrainerCallback, ...] = (), **kwargs):
         fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
         if fsdp:  # Accelerate takes it for a matter of accelerators; it works on CPUs all the same
             PartialState().distributed_type = DistributedType.MULTI_GPU
@@ -82,7 +82,7 @@ class RecordingTrainer(VaswaniTrainer):
 def set_up(job: dict) -> None:
     AcceleratorState._reset_state()
     os.environ.update({"ACCELERATE_USE_FSDP": str(job["fsdp"]).lower(), **job.get("environment", {})})
-    more = [Spoil(job["spoil"])] if "spoil" in job else []
+    more = (Spoil(job["spoil"]),) if "spoil" in job else ()
     training.train.VaswaniTrainer = functools.partial(RecordingTrainer, more=more)
 
 
