@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_model
 from test_generation_vaswani import batch_of
 
-from conftest import tiny_model
 from training.benchmarks import data as data_benchmark
 from training.benchmarks import decoding
 from training.benchmarks.peers import to_ctranslate2, to_marian

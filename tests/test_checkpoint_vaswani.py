@@ -3,12 +3,12 @@ import shutil
 
 import pytest
 import torch
+from conftest import tiny_model
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniForConditionalGeneration, VaswaniModel
-from conftest import tiny_model
 
 
 @pytest.fixture

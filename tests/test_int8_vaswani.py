@@ -1,10 +1,10 @@
 import pytest
 import torch
+from conftest import tiny_model
 from test_generation_vaswani import batch_of, noisy_model
 from torch import nn
 
 from hf_vaswani.int8_vaswani import Int8Linear
-from conftest import tiny_model
 
 
 @pytest.mark.parametrize("shape", [(1, 12), (5, 12), (2, 3, 12)])

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
-from conftest import tiny_model
 
 
 SENTENCES = ["three dogs sleep", "", "a", "a cat sees the two big old horses of the farmer"]
