@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from test_generation_vaswani import batch_of
 
 from training.benchmarks import data as data_benchmark
 from training.benchmarks import decoding
+from training.benchmarks.grow import grow
 from training.benchmarks.peers import to_ctranslate2, to_marian
 
 
@@ -36,6 +38,25 @@ def test_marian_with_our_weights_is_the_same_function(overrides):
     marian = to_marian(model, max_positions=64)
     inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
     torch.testing.assert_close(marian(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"attention_bias": True}])
+@torch.no_grad()
+def test_a_grown_model_is_the_same_function(overrides):
+    model = strong_model(40, **overrides)
+    large = grow(model)
+    base = {"d_model": 512, "d_ff": 2048, "num_heads": 8, "d_k": 64, "encoder_layers": 6, "decoder_layers": 6}
+    assert {name: getattr(large.config, name) for name in base} == base
+    inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
+    expected = model.double()(**inputs).logits  # in 64 bits: such weights magnify what is rounded
+    torch.testing.assert_close(large.double()(**inputs).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_cannot_grow_is_refused():
+    with pytest.raises(ValueError, match="num_heads: a model with 3 cannot grow to 8"):
+        grow(tiny_model(num_heads=3))
+    with pytest.raises(ValueError, match="encoder_layers: a model with 7 cannot grow to 6"):
+        grow(tiny_model(encoder_layers=7))
 
 
 def test_ctranslate2_with_our_weights_translates_the_same(tokenizer, tmp_path):
@@ -95,6 +116,7 @@ def test_synthetic_pairs_have_the_lengths_of_wmt14(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_memory_of_its_own_is_seen_while_it_is_there():
+    gc.collect()  # what other tests have left must not go in the middle
     memory = data_benchmark.Memory(os.getpid())
     memory.look()
     before = memory.anonymous

@@ -59,7 +59,7 @@ def translate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: list[str],
-    batch_tokens: int = 2048,
+    batch_tokens: int = 1024,
     progress: tqdm | None = None,
     **generate_kwargs,
 ) -> list[str]:
@@ -333,7 +333,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max-source-tokens", type=positive, help="longer lines are cut into pieces that are translated one by one "
         f"(the model's limit, or {MAX_SOURCE_TOKENS})")  # fmt: skip
     add("--long-lines", choices=("split", "error"), default="split", help="what to do about these (%(default)s)")
-    add("--batch-tokens", type=positive, default=2048, help="source tokens of a batch (%(default)s)")
+    add("--batch-tokens", type=positive, default=1024, help="source tokens of a batch (%(default)s)")
     add("--window", type=positive, default=10_000, help="lines sorted by length at a time (%(default)s)")
     add("--processes", type=positive, default=1, help="processes to start, on as many accelerators or all on the CPU")
     add("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
