@@ -4,8 +4,8 @@
     python -m training.benchmarks.training --lengths
 
 Every system is a process of its own and trains by its Trainer, with label smoothing, Adam and, for bfloat16, autocast.
-An update has the same number of target tokens for all: this package fills a budget of tokens, the stock Trainer takes
-as many pairs as have so many tokens on average, at random or grouped by length. Repetitions are interleaved; medians
+An update has the same number of target tokens for all: this package fills budgets of tokens, of `--part-tokens` at a
+time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length. Repetitions are interleaved; medians
 are reported with the range. Rates count target tokens without padding. MFU is the share of the machine's rate in
 matrix products, measured in between, that the real tokens' matrix products are done at.
 
@@ -136,7 +136,7 @@ def make_trainer(system: str, config: VaswaniConfig, dataset: Dataset, tokenizer
     torch.manual_seed(0)
     if system == "ours":
         tokens = {"source_tokens_per_update": args["tokens"], "target_tokens_per_update": args["tokens"]}
-        arguments = VaswaniTrainingArguments(**common, **tokens, learning_rate=1e-4)
+        arguments = VaswaniTrainingArguments(**common, **tokens, learning_rate=1e-4, tokens_per_device=args["part"])
         return counting(VaswaniTrainer, stepper)(
             VaswaniForConditionalGeneration(config),
             arguments,
@@ -186,6 +186,7 @@ def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset,
     config = VaswaniConfig(**{"vocab_size": len(tokenizer), **SIZES[size]})
     pairs = round(args.tokens * len(dataset) / sum(map(len, dataset["labels"])))
     options = {"dtype": dtype, "tokens": args.tokens, "pairs": pairs, "threads": args.threads}
+    options["part"] = min(args.part_tokens, args.tokens)
     context = multiprocessing.get_context("spawn")
     connections, found = {}, {system: {"runs": []} for system in args.systems}
     for system in args.systems:
@@ -278,6 +279,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--tokens", type=int, default=4096, help="target tokens of an update (%(default)s)")
+    parser.add_argument("--part-tokens", type=int, default=2048, help="of this package's batches (%(default)s)")
     parser.add_argument("--updates", type=int, default=3, help="of a repetition (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
@@ -295,7 +297,7 @@ def main(argv: list[str] | None = None) -> None:
         for system, figures in measured.items():
             print(f"{size} {dtype} {system:<15} {figures}", flush=True)
         results[f"{size}-{dtype}"] = {"systems": measured, **ratios(measured)}
-    print(json.dumps({"threads": args.threads, "tokens": args.tokens, "results": results}))
+    print(json.dumps({"threads": args.threads, "tokens": args.tokens, "part_tokens": args.part_tokens, "results": results}))
 
 
 if __name__ == "__main__":
