@@ -177,6 +177,9 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     save_total_limit: int | None = field(default=20)
     metric_for_best_model: str | None = field(default="eval_bleu")
     report_to: None | str | list[str] = field(default="tensorboard")  # noqa: RUF036, HfArgumentParser takes this order alone
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "Every weight has a gradient in every batch; to look for others takes time."}
+    )
     use_cache: bool = field(
         default=True, metadata={"help": "What checkpoints say; training itself has no use for it."}
     )
