@@ -16,6 +16,7 @@ COMMANDS = {
     "publish": "push a checkpoint to the Hub",
     "curves": "draw loss, BLEU and learning rate of a run",
     "attention": "draw what the tokens of a sentence attend to",
+    "demo": "translate in the browser, or write a Space that does",
     "demo-data": "generate the sentence pairs of the demo",
 }
 

@@ -246,14 +246,18 @@ class Corpus:
             )
         return prefix
 
+    def notice(self) -> str:
+        """What was cut; empty if nothing was."""
+        if not self.cut:
+            return ""
+        some = ", ".join(map(str, self.cut[:5])) + (", ..." if len(self.cut) > 5 else "")
+        count = f"{len(self.cut)} lines of {_name(self.file)} ({some})"
+        return f"Cut into pieces, as they have more than {self.limit} tokens: {count}."
+
     def report(self) -> None:
         """Log what was cut, if anything was."""
         if self.cut:
-            some = ", ".join(map(str, self.cut[:5])) + (", ..." if len(self.cut) > 5 else "")
-            logger.warning(
-                "Cut into pieces, as they have more than %d tokens: %d lines of %s (%s).",
-                *(self.limit, len(self.cut), _name(self.file), some),
-            )
+            logger.warning(self.notice())
 
 
 def _name(file: str) -> str:
@@ -393,6 +397,18 @@ def describe(args: argparse.Namespace) -> dict:
     return job
 
 
+def source_limit(models: list[PreTrainedModel], wanted: int | None = None) -> int:
+    """Most source tokens of a line, with the end token: what is wanted, or else what the models allow.
+
+    Raises:
+        ValueError: More is wanted than the models have learned positions for.
+    """
+    places = min((limit for limit in map(position_limit, models) if limit is not None), default=None)
+    if places is not None and (wanted or 0) > places:
+        raise ValueError(f"--max-source-tokens {wanted}: the model's learned positions end at {places}.")
+    return wanted or places or MAX_SOURCE_TOKENS
+
+
 def load_corpus(args: argparse.Namespace, device: torch.device) -> Corpus:
     """The models, and how to translate lines with them, as the command line says.
 
@@ -410,12 +426,7 @@ def load_corpus(args: argparse.Namespace, device: torch.device) -> Corpus:
         log_probabilities=args.format == "jsonl",
         **args.options,
     )
-    places = min((limit for limit in map(position_limit, models) if limit is not None), default=None)
-    if places is not None and (args.max_source_tokens or 0) > places:
-        raise ValueError(
-            f"--max-source-tokens {args.max_source_tokens}: the model's learned positions end at {places}."
-        )
-    limit = args.max_source_tokens or places or MAX_SOURCE_TOKENS
+    limit = source_limit(models, args.max_source_tokens)
     return Corpus(search, args.input, args.target_prefix, limit, args.long_lines == "split")
 
 
