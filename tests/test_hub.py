@@ -14,6 +14,7 @@ import huggingface_hub
 import pytest
 import torch
 from conftest import tiny_config, tiny_model
+from hub_client import connected
 from hub_server import Hub
 from hub_stranger import SENTENCES, behaviour
 from huggingface_hub import HfApi, constants, file_download, hf_hub_download, snapshot_download
@@ -38,7 +39,6 @@ from transformers import (
     Seq2SeqTrainingArguments,
     pipeline,
 )
-from transformers.utils import hub as transformers_hub
 
 import hf_vaswani
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
@@ -61,23 +61,9 @@ def code_of_the_package() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """The server, and the client of this process told of it: what the environment tells it in a new process."""
-    with Hub({ALICE: "alice", BOB: "bob"}) as hub, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_OFFLINE", False)
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        patch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-        patch.setattr(constants, "ENDPOINT", hub.url)
-        patch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        )
-        patch.setattr(constants, "HF_HUB_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(huggingface_hub.hf_api.api, "endpoint", hub.url)
-        patch.setattr(transformers_hub, "_hf_api", None)
-        patch.setenv("NO_PROXY", "127.0.0.1")
-        patch.setenv("HF_TOKEN", ALICE)
-        _http.close_session()
+    """The server, which the client of this process knows."""
+    with Hub({ALICE: "alice", BOB: "bob"}) as hub, connected(hub, ALICE, tmp_path_factory.mktemp("cache")):
         yield hub
-        _http.close_session()
     assert hub.failures == []
 
 
