@@ -95,6 +95,11 @@ def test_the_attention_is_a_page_of_its_own_that_text_cannot_leave(translator):
     assert inner.count("</script>") == 2  # the data and the page's own
 
 
+def test_attention_of_an_empty_translation_is_that_of_its_end(translator):
+    [(_, attributes)] = Elements(translator.attention(Found(1, 1, "a dog", Translation("")))).elements
+    assert '"written":["</s>"]'.replace("<", "\\u003c") in attributes["srcdoc"]
+
+
 def test_attention_of_a_long_text_is_not_shown(translator, tokenizer):
     html = translator.attention(Found(1, 1, "a dog " * 80, Translation("ein Hund")))
     count = len(tokenizer("a dog " * 80)["input_ids"])
@@ -205,6 +210,7 @@ def test_the_page_translates(page, translator, pairs):
         ((" ", 4, 0.6, 1), "the text is empty"),
         (("a dog", 2, 0.6, 3), "3 translations of a sentence need as many beams"),
         (("a dog", 99, 0.6, 1), "greater than maximum value 16"),
+        (("a dog", 4, 1000, 1), "greater than maximum value 10"),
     ],
 )
 def test_the_page_says_what_is_wrong(page, words, message):
@@ -220,7 +226,7 @@ def test_the_command_serves_the_page_where_it_is_told_to(checkpoint, monkeypatch
     options = {"server_name": "127.0.0.1", "server_port": 7999, "share": False}
     assert served == [(f"Translate with {checkpoint}", options)]
     assert main(["demo", "--model", str(checkpoint / "none")]) == 1
-    assert f"{checkpoint / 'none'}" in capsys.readouterr().err
+    assert f"hf-vaswani demo: {checkpoint / 'none'}: no such folder, and" in capsys.readouterr().err
 
 
 def test_the_app_of_a_space_starts(checkpoint, tmp_path, monkeypatch, capsys):

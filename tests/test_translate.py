@@ -108,6 +108,13 @@ def test_command_translates_files_and_streams(checkpoint, tokenizer, sentences, 
     assert capsys.readouterr().out == output.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["no/such/folder", "user/none"])
+def test_a_model_that_is_not_there_is_named(name, tmp_path, capsys):
+    (tmp_path / "in.en").write_text("A dog.\n")
+    assert main(["translate", "--model", name, "--input", str(tmp_path / "in.en")]) == 1
+    assert capsys.readouterr().err.startswith(f"hf-vaswani translate: {name}: no such folder, and loading it")
+
+
 def test_a_failed_translation_leaves_the_old_output(checkpoint, tmp_path, capsys):
     source, output = tmp_path / "in.en", tmp_path / "out.de"
     source.write_bytes(b"A dog.\nA \xff cat.\n")

@@ -193,7 +193,7 @@ def make_page(name: str, dtype: str = "auto"):
         try:
             yield
         except ValueError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            raise gr.Error(escape(str(error), quote=False), print_exception=False) from error  # it may be HTML
 
     def look_into(found: list[Found], index: int) -> tuple[str, str]:
         with mistakes_shown():
@@ -217,7 +217,7 @@ def make_page(name: str, dtype: str = "auto"):
             beams = gr.Slider(
                 1, max(MOST_BEAMS, default.num_beams or 1), default.num_beams or 1, step=1, label="Beams"
             )
-            alpha = gr.Number(default.length_penalty, label="Length penalty α", step=0.1)
+            alpha = gr.Number(default.length_penalty, label="Length penalty α", minimum=0, maximum=10, step=0.1)
             n_best = gr.Slider(1, MOST_BEAMS, 1, step=1, label="Translations of each sentence")
         button = gr.Button("Translate", variant="primary")
         table = gr.Dataframe(
@@ -231,14 +231,24 @@ def make_page(name: str, dtype: str = "auto"):
         chosen = gr.Dropdown([], label="Look into", type="value")
         tokens, attention = gr.HTML(), gr.HTML()
         state = gr.State([])
+        # One at a time: attention is computed in a form that the whole model is switched to.
+        one_by_one = {"concurrency_id": "model", "concurrency_limit": 1}
         button.click(
             translate,
             [text, beams, alpha, n_best],
             [translation, table, chosen, state, tokens, attention],
             api_name="translate",
             show_progress_on=translation,
+            **one_by_one,
         )
-        chosen.input(look_into, [state, chosen], [tokens, attention], api_name="look_into", show_progress_on=chosen)
+        chosen.input(
+            look_into,
+            [state, chosen],
+            [tokens, attention],
+            api_name="look_into",
+            show_progress_on=chosen,
+            **one_by_one,
+        )
     return page
 
 

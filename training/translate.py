@@ -130,8 +130,13 @@ def load_checkpoint(
         OSError: No such checkpoint.
         ValueError: The tokenizer does not have as many tokens as the model, give or take some padding of the latter.
     """
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="float32" if dtype == "int8" else dtype)
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="float32" if dtype == "int8" else dtype)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except OSError as error:
+        if Path(name).is_dir():
+            raise
+        raise OSError(f"{name}: no such folder, and loading it from the Hub failed: {error}") from error
     if not 0 <= model.config.vocab_size - len(tokenizer) < VaswaniTranslationPipeline.MOST_PADDING:
         raise ValueError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}.")
     if device is None:
