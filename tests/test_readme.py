@@ -177,10 +177,8 @@ def run_hf_vaswani(words: list[str], capsys) -> None:
         output = Path(parse_arguments(options)[2].output_dir)
         assert (output / "model.safetensors").is_file()
         assert json.loads((output / "trainer_state.json").read_text())["global_step"] == 5
-    elif {"--output", "--write-space"} & set(options):
-        output = Path(
-            options[1 + max(options.index(name) for name in ("--output", "--write-space") if name in options)]
-        )
+    elif places := [place for place, word in enumerate(options) if word in ("--output", "--write-space")]:
+        output = Path(options[places[0] + 1])
         assert any(output.iterdir()) if output.is_dir() else output.stat().st_size > 1
     else:
         assert printed.out.strip()
