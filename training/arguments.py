@@ -33,6 +33,9 @@ class ModelArguments:
         metadata={"help": "eager, sdpa, flex_attention or flash_attention_2; transformers chooses when not given."},
     )
     vocab_size: int = field(default=37000, metadata={"help": "Entries of the joint BPE vocabulary (section 5.1)."})
+    tokenizer_from: str | None = field(
+        default=None, metadata={"help": "Folder of a tokenizer to take, instead of learning a vocabulary."}
+    )
     init_from: str | None = field(
         default=None,
         metadata={
@@ -55,6 +58,8 @@ class ModelArguments:
                 raise ValueError(f"{name} must be positive, got {value}.")
             if value is not None and self.init_from is None:
                 raise ValueError(f"{name}={value} needs init_from, the model to start from.")
+        if self.tokenizer_from is not None and self.init_from is not None:
+            raise ValueError("tokenizer_from and init_from: a model that is trained already has its vocabulary.")
         if self.lora_rank is not None and self.extend_vocabulary is not None:
             raise ValueError(
                 "lora_rank and extend_vocabulary: adapters alone cannot learn the new tokens' embeddings."
@@ -392,8 +397,9 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[ModelArguments, Data
         raise ValueError(f"unknown argument {unknown[0]}")
     data.train_files = [expand(path) for path in data.train_files or []]
     data.eval_files = [expand(path) for path in data.eval_files or []]
-    if model.init_from is not None:
-        model.init_from = expand(model.init_from)
+    for name in ("init_from", "tokenizer_from"):
+        if getattr(model, name) is not None:
+            setattr(model, name, expand(getattr(model, name)))
     if isinstance(model.model_overrides, str):
         overrides = _read_yaml(model.model_overrides, f"model_overrides {model.model_overrides!r}")
         model.model_overrides = {name: _typed(value) for name, value in overrides.items()}

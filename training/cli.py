@@ -14,6 +14,7 @@ COMMANDS = {
     "score-pairs": "log probabilities of given translations",
     "align": "align the words of translations with those of their sources",
     "publish": "push a checkpoint to the Hub",
+    "ablate": "train rows of Table 3, and compare them with the paper's",
     "curves": "draw loss, BLEU and learning rate of a run",
     "attention": "draw what the tokens of a sentence attend to",
     "demo": "translate in the browser, or write a Space that does",

@@ -52,6 +52,16 @@ def as_jsonl(number: int, source: str, translations: list[Translation]) -> str:
 FORMATS: dict[str, Format] = {"text": as_text, "nbest": as_nbest, "jsonl": as_jsonl}
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is there whole or not at all, whenever the process is killed."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with open(partial, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
 class PartialOutput:
     """A file of translations that grows beside its final place, and can be gone on with after an interruption.
 

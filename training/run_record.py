@@ -132,13 +132,13 @@ def check_same_run(record: dict[str, dict], checkpoint: str) -> None:
         logger.warning("%s has no %s: only its model is compared with this run's.", checkpoint, RECORD_NAME)
         fields = model_fields(VaswaniConfig.from_pretrained(checkpoint))
         earlier = {"same": json.loads(json.dumps({f"model.{k}": v for k, v in fields.items()})), "noted": {}}
-    if changes := _changes(earlier["same"], record["same"]):
-        raise ValueError(f"--resume: this is not the run that wrote {checkpoint}: {', '.join(changes)}.")
-    if changes := _changes(earlier["noted"], record["noted"]):
-        logger.info("Changed since %s, and may: %s.", Path(checkpoint).name, ", ".join(changes))
+    if changed := changes(earlier["same"], record["same"]):
+        raise ValueError(f"--resume: this is not the run that wrote {checkpoint}: {', '.join(changed)}.")
+    if changed := changes(earlier["noted"], record["noted"]):
+        logger.info("Changed since %s, and may: %s.", Path(checkpoint).name, ", ".join(changed))
 
 
-def _changes(earlier: dict, now: dict) -> list[str]:
+def changes(earlier: dict, now: dict) -> list[str]:
     """`field (earlier value, now value)` of those fields that both know."""
     return [
         f"{name} ({earlier[name]}, now {now[name]})" for name in earlier if name in now and earlier[name] != now[name]

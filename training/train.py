@@ -85,10 +85,10 @@ def get_tokenizer(
     start: Path | None,
     args: VaswaniTrainingArguments,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of the checkpoint that the run goes on from or starts with; otherwise one learned, or extended,
-    from both sides of the training pairs, and saved in `output_dir`."""
-    if checkpoint or (start and not model_args.extend_vocabulary):
-        return AutoTokenizer.from_pretrained(checkpoint or start)
+    """The tokenizer of the checkpoint that the run goes on from or starts with, or of `tokenizer_from`; otherwise one
+    learned, or extended, from both sides of the training pairs, and saved in `output_dir`."""
+    if checkpoint or model_args.tokenizer_from or (start and not model_args.extend_vocabulary):
+        return AutoTokenizer.from_pretrained(checkpoint or model_args.tokenizer_from or start)
     with args.main_process_first(desc="learning the vocabulary", local=False):  # output_dir is shared
         if args.process_index == 0:
             texts = (text for side in ("source", "target") for batch in train.iter(1000) for text in batch[side])
