@@ -100,6 +100,7 @@ def test_accumulation_follows_from_the_devices(tokens_per_device, parts):
             "model_overrides 'd_model=128': expected 'field: value' lines, found str",
         ),
         (["--model_overrides", "{d_model: [}"], "model_overrides .*not valid YAML"),
+        (["--tokenizer_from", "a", "--init_from", "b"], "tokenizer_from and init_from: a model .* has its vocabulary"),
         (["--max_stesp", "3"], "unknown argument --max_stesp"),
         (["--max_steps", "many"], "argument --max_steps/--max-steps: invalid"),
     ],
@@ -125,7 +126,7 @@ def test_the_readmes_recipe_is_valid(tmp_path):
     assert (model.vocab_size, data.train_files, training.parts_per_update) == (16000, ["train.en", "train.de"], 8)
 
 
-RECIPES = {"demo", "finetune", "multi30k_en_de", "multi30k_en_fr"}
+RECIPES = {"ablation_multi30k", "demo", "finetune", "multi30k_en_de", "multi30k_en_fr"}
 WMT14 = {"wmt14_en_de_base", "wmt14_en_de_big", "wmt14_en_fr_base", "wmt14_en_fr_big"}
 
 
@@ -139,7 +140,7 @@ def test_a_recipe_makes_a_valid_run(name, monkeypatch):
     model, data, training = parse("--config", name)
     config = VaswaniConfig.from_table3(model.model, **(model.model_overrides or {}), vocab_size=model.vocab_size)
     assert config.d_model == config.num_heads * config.d_k
-    assert (data.source_lang, data.target_lang) == ("en", name.split("_")[2] if "_" in name else "de")
+    assert (data.source_lang, data.target_lang) == ("en", "fr" if "_fr" in name else "de")
     assert data.max_length <= training.source_tokens_per_update // training.parts_per_update
 
 
@@ -175,6 +176,7 @@ def test_the_recipe_of_fine_tuning_is_gentler_than_training_and_stops_early():
 def test_the_model_to_start_from_may_be_named_by_a_variable(monkeypatch):
     monkeypatch.setenv("MODELS", "/models")
     assert parse("--init_from", "$MODELS/mine")[0].init_from == "/models/mine"
+    assert parse("--tokenizer_from", "$MODELS/mine")[0].tokenizer_from == "/models/mine"
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 
 from filelock import FileLock
 
-from hf_vaswani import TABLE_3
+from hf_vaswani import TABLE_3, VaswaniConfig
 
 from .output import write_whole
 
@@ -182,8 +182,9 @@ def _line(cells) -> str:
 
 
 def _cells(row: str, entry: dict) -> list[str]:
-    paper = entry["paper"]
-    cells = [row, _fields(TABLE_3[row]), _fields(entry["differs"]), f"{entry['updates']:,}"]
+    paper, base = entry["paper"], VaswaniConfig()
+    cells = [row, _fields({name: value for name, value in TABLE_3[row].items() if value != getattr(base, name)})]
+    cells += [_fields(entry["differs"]), f"{entry['updates']:,}"]
     cells += [f"{entry['parameters'] / 1e6:.2f}", len(entry["seeds"])]
     cells += [_with_spread(entry[name]) for name in METRICS]
     cells += [paper["parameters"] or "", f"{paper['perplexity']:.2f}", f"{paper['bleu']:.1f}"]
@@ -218,8 +219,8 @@ def _agreement(found: dict) -> list[str]:
     lines = [ONE_SEED if found["spread"]["bleu"] is None else RULE, ""]
     for name, short in METRICS.items():
         of = {kind: [row for row in rows if rows[row][name]["verdict"] == kind] for kind in (AGREES, DISAGREES, NOISE)}
-        parts = [f"{len(named)} {kind} ({', '.join(named)})" for kind, named in of.items() if named]
-        lines += [f"- {short}: {'; '.join(parts) or 'of base alone'}."]
+        parts = [f"{kind} {len(named)} ({', '.join(named)})" for kind, named in of.items() if named]
+        lines += [f"- {short}, of {len(rows)} rows: {'; '.join(parts) or 'none to compare'}."]
     return lines
 
 
@@ -227,11 +228,11 @@ def _cost(found: dict) -> str:
     cost, runs = found["cost"], sum(len(entry["seeds"]) for entry in found["rows"].values())
     hours, evaluation = cost["seconds"] / 3600, cost["evaluation_seconds"] / 3600
     text = (
-        f"{runs} runs, {cost['updates']:,} updates, {cost['source_tokens']:,} source tokens (with padding) and "
-        f"{cost['target_tokens']:,} target tokens; {hours:.2f} hours of training and {evaluation:.2f} of evaluation."
+        f"Runs: {runs}; updates: {cost['updates']:,}; source tokens (with padding): {cost['source_tokens']:,}; target "
+        f"tokens: {cost['target_tokens']:,}; hours of training: {hours:.2f}; of evaluation: {evaluation:.2f}."
     )
     unknown = found["runs of unknown time"]
-    return text + (f" Time and target tokens of {unknown} runs are not known and not counted." if unknown else "")
+    return text + (f" Runs whose time and target tokens are not known nor counted: {unknown}." if unknown else "")
 
 
 # Picture
