@@ -195,7 +195,7 @@ class Ablation:
         words = [*self.words, *self._model(row), "--output_dir", str(run), "--seed", str(seed)]
         words += ["--max_steps", str(steps), "--tokenizer_from", str(self.folder / TOKENIZER)]
         words += ["--average", "last", "--average_count", str(self.average_last)]
-        return words + (["--resume"] if complete_checkpoints(run) else [])
+        return [*words, "--resume", str(bool(complete_checkpoints(run))).lower()]
 
     def run(self, row: str, seed: int) -> bool:
         """Trains and evaluates a row with a seed, unless another command is at it.
