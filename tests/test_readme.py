@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from sacrebleu.dataset import DATASETS
 from test_translate import noisy_model
 
-from training import demo, translate
+from training import ablate, demo, translate
 from training.arguments import load_recipe, parse_arguments
 from training.cli import main
 
@@ -45,7 +45,7 @@ STEPS = [
     *("--source_tokens_per_update", "200", "--target_tokens_per_update", "200", "--tokens_per_device", "200"),
     *("--generation_num_beams", "1", "--generation_max_length", "8", "--disable_tqdm", "true", "--report_to", "none"),
 ]
-TINY = {"d_model": 8, "d_ff": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+TINY = {"d_model": 8, "d_ff": 8, "d_k": 4, "d_v": 4, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 FROM_SCRATCH = ["--model_overrides", json.dumps(TINY), "--vocab_size", "300", "--num_proc", "1"]
 
 
@@ -101,8 +101,12 @@ def files(pairs, tokenizer, tmp_path_factory) -> Path:
     columns |= {f"{name}.tsv": ["\t".join(pair) for pair in some] for name, some in (("mine", many), ("val", few))}
     for name, lines in columns.items():
         (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
-    with gzip.open(folder / "big.en.gz", "wt", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in columns["train.en"])
+    zipped = {"big.en.gz": "train.en"}
+    zipped |= {f"lc_norm_tok/{split}.{lang}.gz": f"{split}.{lang}" for split in ("train", "val") for lang in sides}
+    (folder / "lc_norm_tok").mkdir()
+    for name, content in zipped.items():
+        with gzip.open(folder / name, "wt", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in columns[content])
     [recipe] = [block.text for block in BLOCKS if block.language == "yaml"]
     (folder / "my_recipe.yaml").write_text(recipe, encoding="utf-8")
     # datasets takes a folder of that name for the data set of the Hub.
@@ -126,6 +130,9 @@ def here(files, hub, tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(DATASETS["wmt14"], "_outdir", str(folder))
     monkeypatch.setattr(translate, "launch", in_this_process)
+    monkeypatch.setenv("MULTI30K", str(folder))
+    rows = ablate.named_rows
+    monkeypatch.setattr(ablate, "named_rows", lambda names: rows(names)[:1])  # test_ablate.py trains others
     if importlib.util.find_spec("gradio") is None:
         page = SimpleNamespace(launch=lambda **options: print("served", options))
         monkeypatch.setattr(demo, "import_gradio", lambda: SimpleNamespace(__version__="6.0.0"))
@@ -166,6 +173,9 @@ def run_hf_vaswani(words: list[str], capsys) -> None:
     command, options = words[1], words[2:]
     if command == "train":
         options = [*options, *STEPS, *([] if "--init_from" in options else FROM_SCRATCH)]
+    if command == "ablate":
+        own, _, fields = " ".join(options).partition(" -- ")
+        options = [*own.split(), "--", *fields.split(), *STEPS, *FROM_SCRATCH]
     capsys.readouterr()
     status, printed = main([command, *options]), capsys.readouterr()
     package = OPTIONAL.get(command)

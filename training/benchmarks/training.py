@@ -5,9 +5,10 @@
 
 Every system is a process of its own and trains by its Trainer, with label smoothing, Adam and, for bfloat16, autocast.
 An update has the same number of target tokens for all: this package fills budgets of tokens, of `--part-tokens` at a
-time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length. Repetitions are interleaved; medians
-are reported with the range. Rates count target tokens without padding. MFU is the share of the machine's rate in
-matrix products, measured in between, that the real tokens' matrix products are done at.
+time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length.
+Repetitions are interleaved; medians are reported with the range. Rates count target tokens without padding. MFU is
+the share of the machine's rate in matrix products, measured in between, that the real tokens' matrix products are
+done at.
 
 With `--lengths`: time of a forward pass and of a training step against the length of the sentences, at the same number
 of tokens (Table 1 of the paper). The last line is one JSON object.
@@ -297,7 +298,11 @@ def main(argv: list[str] | None = None) -> None:
         for system, figures in measured.items():
             print(f"{size} {dtype} {system:<15} {figures}", flush=True)
         results[f"{size}-{dtype}"] = {"systems": measured, **ratios(measured)}
-    print(json.dumps({"threads": args.threads, "tokens": args.tokens, "part_tokens": args.part_tokens, "results": results}))
+    print(
+        json.dumps(
+            {"threads": args.threads, "tokens": args.tokens, "part_tokens": args.part_tokens, "results": results}
+        )
+    )
 
 
 if __name__ == "__main__":
