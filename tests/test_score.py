@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 
 from training.cli import main
-from training.metrics import METRICS
+from training.metrics import METRICS, build_metrics, measure
 from training.score import load_bleu, load_metrics, score
 
 
@@ -137,6 +137,14 @@ def test_figures_are_those_of_the_sacrebleu_command(corpus, capsys, options, sac
             assert ours["interval"]["half_width"] == theirs["confidence_var"]
         else:
             assert ours["interval"] is None
+
+
+def test_resamples_without_a_match_are_resamples_too():
+    """One sentence of two is empty: a fourth of the resamples have nothing that matches, and chrF 0."""
+    metrics = build_metrics(("chrf", "chrf++"))
+    for figure in measure(metrics, ["ein Hund", ""], [["ein Hund", "xyz"]], n_bootstrap=1000):
+        assert figure.interval.half_width == pytest.approx(50)
+        assert 0 < figure.interval.mean < 100
 
 
 @pytest.mark.parametrize(("test", "flag"), [("bootstrap", "--paired-bs"), ("randomization", "--paired-ar")])

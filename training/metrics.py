@@ -101,6 +101,17 @@ class Example:
     source: str | None = None
 
 
+class ResampledCHRF(CHRF):
+    """sacreBLEU's chrF, whose scores of resamples are of one type: sacreBLEU gives those without any match another
+    one, and then has no mean of the two."""
+
+    def _compute_score_from_stats(self, stats):
+        result = super()._compute_score_from_stats(stats)
+        if isinstance(stats, np.ndarray):  # of a resample
+            result.score = np.float32(result.score)
+        return result
+
+
 def build_metrics(
     names: tuple[str, ...] = DEFAULT_METRICS,
     tokenize: tuple[str | None, ...] = (None,),
@@ -135,7 +146,7 @@ def build_metrics(
         elif name == "compound-bleu":
             metrics["compound-split BLEU"] = CompoundSplitBLEU(language, lowercase)
         else:
-            metrics["chrF" + name[4:]] = CHRF(word_order=2 if name == "chrf++" else 0, lowercase=lowercase)
+            metrics["chrF" + name[4:]] = ResampledCHRF(word_order=2 if name == "chrf++" else 0, lowercase=lowercase)
     return metrics
 
 
