@@ -52,6 +52,14 @@ def test_an_unknown_test_set_is_named(wmt14, capsys, name, message):
     assert re.search(message, error) and error.count("\n") == 1
 
 
+def test_a_language_without_compound_bleu_is_named_before_the_work(wmt14, capsys):
+    """The model, which is not there, would translate first."""
+    words = ["score", "--model", str(wmt14 / "no-model"), "--test-set", "wmt14/en-fr", "--metrics", "compound-bleu"]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert "Compound-split BLEU knows the languages de, en, got 'fr'" in error and error.count("\n") == 1
+
+
 def test_chinese_is_tokenised_as_sacrebleu_does(wmt14, monkeypatch, capsys):
     """sacreBLEU takes its tokenisation for Chinese unless told otherwise."""
     monkeypatch.setattr(DATASETS["wmt17"], "_outdir", str(wmt14))

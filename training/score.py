@@ -74,9 +74,12 @@ def evaluate_files(args: argparse.Namespace) -> Report:
     Raises:
         DataError: Files that are broken, not parallel, or have empty references; the message names file and line.
         OSError: A file, a model, a test set or COMET cannot be had.
+        ValueError: Compound-split BLEU does not know the language of the test set.
     """
+    # Before the work, lest it be in vain: metrics that there are, and COMET.
+    metrics = _metrics(args, warn=True)
     if args.comet:
-        find_comet(args.comet_program)  # before the work, lest it be in vain
+        find_comet(args.comet_program)
     texts, extra = _read(args), []
     if args.model:
         extra += _use_model(args, texts)
@@ -87,7 +90,7 @@ def evaluate_files(args: argparse.Namespace) -> Report:
         system=(args.hypotheses or args.model) + (f" on {args.test_set}" if args.test_set else ""),
         sentences=len(hypotheses),
         empty=sum(not text.strip() for text in hypotheses),
-        figures=measure(_metrics(args, warn=True), hypotheses, references, args.bootstrap) + extra,
+        figures=measure(metrics, hypotheses, references, args.bootstrap) + extra,
     )
     samples = {"bootstrap": args.paired_bootstrap, "randomization": args.paired_randomization}
     for baseline in texts.baselines:
