@@ -377,6 +377,20 @@ def test_nothing_given_replaces_no_metadata(card):
     assert ModelCard(merge(text, new, "no weights", {"license"})).data.license == "mit"
 
 
+def test_a_card_that_cannot_be_written_to_its_end_leaves_the_earlier_one(card, run, tmp_path, monkeypatch):
+    path = tmp_path / "README.md"
+    path.write_bytes((card / "README.md").read_bytes() + b"## Thanks\n")
+    before, write_bytes = path.read_bytes(), Path.write_bytes
+
+    def full(self, content):
+        write_bytes(self, content[:10])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert write(run, tmp_path, "--license", "mit") == 1
+    assert path.read_bytes() == before
+
+
 # What cannot be
 
 

@@ -256,7 +256,9 @@ def write_card_only(
     Path(output).mkdir(parents=True, exist_ok=True)
     for name, content in {CARD: card.encode(), **files}.items():
         if name in (CARD, CURVES):
-            (Path(output) / name).write_bytes(content)
+            partial = Path(output) / f"{name}.partial"
+            partial.write_bytes(content)
+            partial.replace(Path(output) / name)  # what people wrote is never half gone
     return Path(output) / CARD
 
 
