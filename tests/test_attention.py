@@ -1,4 +1,6 @@
+import html
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -264,6 +266,30 @@ def test_a_browser_draws_the_page(both, kind, tmp_path):
         assert float(text.removesuffix(" %")) == pytest.approx(100 * weight, abs=0.51)
     assert sum(tag == "path" for tag, _ in page.opened) > len(rows)
     assert sum("checked" in a or a.get("type") == "radio" for _, a in page.opened) == 3 + 2 + 3
+
+
+@pytest.mark.slow
+def test_a_token_that_is_pointed_at_shows_what_it_attends_to(both, tmp_path):
+    """Over the third row of the table, off it, and over the second token of the lines."""
+    attention = attention_maps(*both, "a dog", "ein Hund")
+    script = """
+        const said = [], point = (node, type) => {
+            node.dispatchEvent(new MouseEvent(type));
+            said.push(document.querySelector("#status").textContent, document.querySelectorAll("tr.chosen").length);
+        };
+        point(document.querySelectorAll("tbody tr")[2], "mouseenter");
+        point(document.querySelectorAll("tbody tr")[2], "mouseleave");
+        point(document.querySelectorAll("svg .from")[1], "mouseenter");
+        document.title = JSON.stringify(said);
+    """
+    drawn = draw_in_browser(attention_page(attention, layer=1), tmp_path, script)
+    over, one, off, none, other, another = json.loads(html.unescape(re.search("<title>(.*?)</title>", drawn)[1]))
+    assert (one, none, another) == (1, 0, 1)
+    for row, text in ((2, over), (1, other)):
+        first = attention.source_tokens[attention.weights["cross"][0].mean(0)[row].argmax()]
+        written = attention.written_tokens[row]
+        assert f"to write “{written}”, the decoder attends to “{first}” " in text
+    assert off == "Point at a token to see what it attends to."
 
 
 @pytest.mark.slow
