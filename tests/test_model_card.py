@@ -98,6 +98,9 @@ def test_what_was_averaged_and_how_long_it_took(card, run):
     assert f"- Time: {runtime / 60:.1f} minutes, evaluation included\n" in section(text, "training")
     assert "- Updates: 4\n" in section(text, "training")
     assert "- Energy: not measured, and not estimated: no power is known\n" in section(text, "training")
+    assert re.search(r"^- Source tokens seen: [\d,]+, padding included", section(text, "training"), re.M)
+    assert re.search(r"^- Target tokens seen: about [\d,]+ \(estimate", section(text, "training"), re.M)
+    assert re.search(r"^- Floating point operations: about \d\.\de\+\d\d \(estimate", section(text, "training"), re.M)
 
 
 def test_power_makes_an_estimate_of_the_energy(run, tmp_path):
@@ -136,6 +139,14 @@ def test_scores_are_those_of_sacrebleu(run, data, tmp_path):  # noqa: F811
     assert f"`hf-vaswani score --model user/average-last --sources {Path(source).name} " in found
     first = Path(source).read_text().splitlines()[0]
     assert f"translator({json.dumps(first)})" in (tmp_path / "README.md").read_text()
+
+
+def test_scores_of_tokenised_text_are_called_so(run, data, tmp_path):  # noqa: F811
+    source, target = data["test"]
+    assert write(run, tmp_path, "--test-sources", source, "--test-references", target, "--tokenized") == 0
+    found = section((tmp_path / "README.md").read_text(), "scores")
+    assert re.search(r"^\| tokenised BLEU \| .*tok:none", found, re.M) and "sacreBLEU |" not in found
+    assert f"--references {Path(target).name} --tokenized --bootstrap`" in found
 
 
 def test_no_path_of_the_machine_is_in_what_is_written(card, run, tmp_path):

@@ -193,6 +193,15 @@ def test_compound_split_bleu_says_what_it_is_not(files, capsys):
     assert "compound-split BLEU: the paper's count" in out and "not comparable with sacreBLEU" in out
 
 
+def test_compound_split_bleu_ignores_case_if_asked(files, capsys):
+    (files / "hyp").write_text("Der alte Mann sieht ein Auto.\n", encoding="utf-8")
+    (files / "ref").write_text("der ALTE mann Sieht ein auto.\n", encoding="utf-8")
+    words = ["score", "--hypotheses", str(files / "hyp"), "--references", str(files / "ref")]
+    assert main([*words, "--metrics", "compound-bleu", "--lowercase", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["score"] == pytest.approx(100) and "case:lc" in result["signature"]
+
+
 def test_scores_by_length(files, capsys):
     """The sources have 2, 3 and 6 words; within its bucket each line is scored alone."""
     (files / "src").write_text("a b\na b c\na b c d e f\n", encoding="utf-8")
