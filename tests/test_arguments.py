@@ -74,6 +74,12 @@ def test_without_bleu_the_loss_says_which_checkpoint_is_best():
     assert (parse()[2].metric_for_best_model, parse()[2].greater_is_better) == ("eval_bleu", True)
 
 
+@pytest.mark.parametrize(("metric", "more"), [("eval_perplexity", False), ("perplexity", False), ("bleu", True)])
+def test_less_perplexity_is_better_and_more_bleu(metric, more):
+    assert parse("--metric_for_best_model", metric)[2].greater_is_better is more
+    assert parse("--metric_for_best_model", metric, "--greater_is_better", "true")[2].greater_is_better is True
+
+
 def test_an_unknown_recipe_lists_the_known_ones():
     with pytest.raises(FileNotFoundError, match=r"nowhere: no such file.*demo, .*wmt14_en_de_base"):
         load_recipe("nowhere")
@@ -92,6 +98,10 @@ def test_accumulation_follows_from_the_devices(tokens_per_device, parts):
         (["--tokens_per_device", "0"], "tokens_per_device must be positive, got 0"),
         (["--source_tokens_per_update", "-5"], "source_tokens_per_update must be positive, got -5"),
         (["--per_device_train_batch_size", "64"], "per_device_train_batch_size=64 has no effect"),
+        (["--auto_find_batch_size", "true"], "auto_find_batch_size=True has no effect"),
+        (["--dataloader_drop_last", "true"], "dataloader_drop_last=True has no effect"),
+        (["--resume_from_checkpoint", "runs/a/checkpoint-9"], "resume_from_checkpoint=.* has no effect: --resume"),
+        (["--metric_for_best_model", "rouge"], "metric_for_best_model=rouge: evaluation reports eval_loss, eval_perp"),
         (["--tokens_per_device", "5000", "--gradient_accumulation_steps", "2"], "makes it 5: give one of them"),
         (["--eval_steps", "300", "--save_steps", "200"], "eval_steps=300.* must be a multiple of save_steps=200"),
         (["--warmup_steps", "0"], "without a warm-up, the peak learning_rate must be given"),

@@ -143,6 +143,13 @@ def test_the_mean_of_the_best_checkpoints_is_written_and_they_are_kept(tmp_path,
         ({"average": "ema", "ema_decay": 1.0}, r"ema_decay must be in \[0, 1\), got 1.0"),
         ({"average": "last", "eval_average": True}, "eval_average needs average=ema, got average=last"),
         ({"average": "best", "metric_for_best_model": None}, "average=best needs evaluation while training"),
+        ({"average": "best", "eval_strategy": "no"}, "average=best needs evaluation while training"),
+        ({"average": "best", "save_strategy": "epoch"}, "save_strategy is epoch, eval_strategy steps"),
+        ({"average": "last", "save_strategy": "no"}, "average=last needs checkpoints, but save_strategy is no"),
+        (
+            {"average": "ema", "eval_average": True, "load_best_model_at_end": True},
+            "eval_average with load_best_model_at_end",
+        ),
     ],
 )
 def test_an_average_that_cannot_be_is_an_error(tmp_path, options, message):

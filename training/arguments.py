@@ -101,6 +101,9 @@ class DataArguments:
     )
 
 
+METRICS = {"eval_loss": False, "eval_perplexity": False, "eval_bleu": True}  # of an evaluation: whether more is better
+
+
 @dataclass
 class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     """transformers' arguments with the paper's defaults (sections 5.1 to 5.4), and what a token budget needs."""
@@ -198,8 +201,10 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             self.max_steps = 100_000 if self.num_train_epochs is None else -1
         if self.num_train_epochs is None:
             self.num_train_epochs = 1.0  # of no effect beside max_steps
-        if not self.eval_bleu and self.metric_for_best_model == "eval_bleu":
+        if not self.eval_bleu and self.best_metric == "eval_bleu":
             self.metric_for_best_model = "eval_loss"
+        if self.greater_is_better is None:  # transformers would take more perplexity for better
+            self.greater_is_better = METRICS.get(self.best_metric)
         super().__post_init__()
         self._check()
         if self.tokens_per_device is not None:
@@ -225,18 +230,29 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             ("per_device_train_batch_size", 8),
             ("per_device_eval_batch_size", 8),
             ("train_sampling_strategy", "random"),
+            ("auto_find_batch_size", False),
+            ("dataloader_drop_last", False),
         ):
             if getattr(self, name) != default:
                 raise ValueError(
                     f"{name}={getattr(self, name)} has no effect: batches are formed by length and by "
                     "source_tokens_per_update, target_tokens_per_update and tokens_per_device."
                 )
+        if self.resume_from_checkpoint is not None:
+            raise ValueError(
+                f"resume_from_checkpoint={self.resume_from_checkpoint} has no effect: --resume goes on from the last "
+                "complete checkpoint in output_dir."
+            )
         if self.enable_jit_checkpoint:
             raise ValueError(
                 "enable_jit_checkpoint: `hf-vaswani train` writes a checkpoint on SIGTERM anyway, after the update."
             )
         if self.early_stopping_patience is not None and self.early_stopping_patience < 1:
             raise ValueError(f"early_stopping_patience must be positive, got {self.early_stopping_patience}.")
+        if self.best_metric is not None and self.best_metric not in METRICS:
+            raise ValueError(
+                f"metric_for_best_model={self.metric_for_best_model}: evaluation reports {', '.join(METRICS)} only."
+            )
         self._check_average()
         by_steps = self.save_strategy == self.eval_strategy == "steps" and self.metric_for_best_model is not None
         if by_steps and self.eval_steps >= 1 and self.eval_steps % self.save_steps:
@@ -255,8 +271,20 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"ema_decay must be in [0, 1), got {self.ema_decay}.")
         if self.eval_average and self.average != "ema":
             raise ValueError(f"eval_average needs average=ema, got average={self.average}.")
-        if self.average == "best" and self.metric_for_best_model is None:
+        if self.eval_average and self.load_best_model_at_end:
+            raise ValueError(
+                "eval_average with load_best_model_at_end: what is scored is the average, which is `ema` in the best "
+                "checkpoint, and not the weights that would be loaded."
+            )
+        if self.average == "last" and self.save_strategy == "no" and self.save_minutes is None:
+            raise ValueError("average=last needs checkpoints, but save_strategy is no.")
+        if self.average == "best" and (self.eval_strategy == "no" or self.metric_for_best_model is None):
             raise ValueError("average=best needs evaluation while training, and metric_for_best_model.")
+        if self.average == "best" and self.save_strategy not in (self.eval_strategy, "best"):
+            raise ValueError(
+                f"average=best needs a checkpoint of each evaluation: save_strategy is {self.save_strategy.value}, "
+                f"eval_strategy {self.eval_strategy.value}."
+            )
 
     @property
     def best_metric(self) -> str | None:
