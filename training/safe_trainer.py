@@ -169,11 +169,16 @@ class SafeTrainer(Seq2SeqTrainer):
         """Raises OSError for whatever way a library has to say that it could not write."""
         try:
             yield
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except Exception as error:
+            # What tokenizers raises is a bare Exception.
+            if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
+                raise
+            free = shutil.disk_usage(run).free  # PyTorch's error says nothing of a full disk
             if self.args.should_save:
                 clear_partial(run)
             raise OSError(
-                f"{run}: {name} could not be written after update {self.state.global_step}: {error}. {_last(run)}"
+                f"{run}: {name} could not be written after update {self.state.global_step}, with {free:,} bytes free "
+                f"there: {error}. {_last(run)}"
             ) from error
 
     # Going on
