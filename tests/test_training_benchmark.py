@@ -65,3 +65,18 @@ def test_the_benchmark_ends_with_its_figures(pairs, tmp_path, capfd):
         rates = {name: system["target_tokens_per_second"] for name, system in result["systems"].items()}
         assert result["speed_vs_marian-random"] == pytest.approx(rates["ours"] / rates["marian-random"], abs=0.01)
         assert all(0 < system["mfu"] < 1.2 for system in result["systems"].values())
+
+
+def test_times_against_length_end_with_their_ratios(monkeypatch, capfd):
+    monkeypatch.setattr(training, "LENGTHS", [16, 32])
+    training.main(
+        ["--lengths", "--sizes", "tiny", "--dtypes", "float32", "--tokens", "32", "--repeats", "1", "--threads", "1"]
+    )
+    figures = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+    times, ratios = figures["milliseconds"]["tiny-float32"], figures["speed_vs_marian"]["tiny-float32"]
+    assert set(times["ours"]) == set(times["marian"]) == set(ratios) == {"16", "32"}
+    for length in ("16", "32"):
+        for what in ("forward", "step"):
+            ours, marian = times["ours"][length][what], times["marian"][length][what]
+            assert ratios[length][what] == pytest.approx(marian / ours, abs=0.01)
+        assert times["ours"][length]["step"] > 0

@@ -6,9 +6,8 @@
 Every system is a process of its own and trains by its Trainer, with label smoothing, Adam and, for bfloat16, autocast.
 An update has the same number of target tokens for all: this package fills budgets of tokens, of `--part-tokens` at a
 time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length.
-Repetitions are interleaved; medians are reported with the range. Rates count target tokens without padding. MFU is
-the share of the machine's rate in matrix products, measured in between, that the real tokens' matrix products are
-done at.
+Repetitions are interleaved; medians are reported with the range. Rates count target tokens without padding. MFU is the
+share of the machine's rate in matrix products, measured in between, that the real tokens' matrix products are done at.
 
 With `--lengths`: time of a forward pass and of a training step against the length of the sentences, at the same number
 of tokens (Table 1 of the paper). The last line is one JSON object.
@@ -269,6 +268,17 @@ def measure_lengths(args: argparse.Namespace) -> dict:
     return found
 
 
+def length_ratios(found: dict) -> dict:
+    """The peer's times over this package's, at each length."""
+    return {
+        name: {
+            length: {what: round(models["marian"][length][what] / time, 2) for what, time in times.items()}
+            for length, times in models["ours"].items()
+        }
+        for name, models in found.items()
+    }
+
+
 def main(argv: list[str] | None = None) -> None:
     """`python -m training.benchmarks.training`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -286,7 +296,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
     args = parser.parse_args(argv)
     if args.lengths:
-        print(json.dumps({"threads": args.threads, "tokens": args.tokens, "milliseconds": measure_lengths(args)}))
+        found = measure_lengths(args)
+        options = {"threads": args.threads, "tokens": args.tokens}
+        print(json.dumps({**options, "milliseconds": found, "speed_vs_marian": length_ratios(found)}))
         return
     if not args.train_files:
         parser.error("--train-files or --lengths is needed")
@@ -298,11 +310,8 @@ def main(argv: list[str] | None = None) -> None:
         for system, figures in measured.items():
             print(f"{size} {dtype} {system:<15} {figures}", flush=True)
         results[f"{size}-{dtype}"] = {"systems": measured, **ratios(measured)}
-    print(
-        json.dumps(
-            {"threads": args.threads, "tokens": args.tokens, "part_tokens": args.part_tokens, "results": results}
-        )
-    )
+    options = {"threads": args.threads, "tokens": args.tokens, "part_tokens": args.part_tokens}
+    print(json.dumps({**options, "results": results}))
 
 
 if __name__ == "__main__":
