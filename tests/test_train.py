@@ -13,11 +13,16 @@ import pyarrow.parquet
 import pytest
 import sacrebleu
 import torch
+from conftest import tiny_config
+from datasets import IterableDataset
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from training.arguments import VaswaniTrainingArguments, parse_arguments
 from training.checkpoints import complete_checkpoints
 from training.cli import main
+from training.data import FilteredStream
 from training.demo_data import write_demo_data
+from training.run_record import check_same_run, run_record
 from training.trainer import VaswaniTrainer
 
 
@@ -122,6 +127,17 @@ def test_data_that_has_changed_is_not_resumed_from(run, data, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "train_files[0] (" in error
     assert "pairs (200, now 201)" in error
+
+
+def test_evaluation_data_that_have_changed_are_not_resumed_with(run, data, tmp_path, capsys):
+    """Their scores would be compared with the best of the earlier."""
+    changed = tmp_path / "val.de"
+    changed.write_text(Path(data["val"][1]).read_text().upper())
+    files = ["--eval_files", data["val"][0], str(changed)]
+    assert main(words(data, run, "--max_steps", "8", "--resume", *files)) == 1
+    error = capsys.readouterr().err
+    assert "eval_files[1] ({" in error
+    assert "eval_files[0]" not in error
 
 
 def test_a_vocabulary_that_has_changed_is_not_resumed_with(run, data, tmp_path, capsys):
@@ -308,6 +324,38 @@ def test_training_from_a_stream(tmp_path, data, caplog):
         losses.append([entry["loss"] for entry in history if "loss" in entry])
     assert losses[0] == losses[1]
     assert len(losses[0]) == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--max_steps", "-1", "--num_train_epochs", "1"], "nobody knows how long a stream is; give max_steps"),
+        (["--max_length", "501"], "max_length is 501, but a batch has 500 tokens of a side only"),
+        (["--stream_window", "0"], "stream_window must be positive, got 0"),
+    ],
+)
+def test_what_is_wrong_with_a_stream_is_known_before_it_is_read(tmp_path, data, capsys, monkeypatch, change, message):
+    monkeypatch.setattr("training.train.load_datasets", lambda *args: pytest.fail("it reads"))
+    assert main(words(data, tmp_path, "--streaming", "true", "--max_steps", "9", *change)) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shards", [4, 3])
+def test_a_stream_is_not_resumed_on_devices_that_would_make_other_batches(tmp_path, tokenizer, monkeypatch, shards):
+    """Two devices read two of four files each. Three files are read by both, and one device makes the same batches."""
+    stream = IterableDataset.from_generator(lambda shard: iter(()), gen_kwargs={"shard": list(range(shards))})
+    records = []
+    for devices in (2, 1):
+        monkeypatch.setattr(VaswaniTrainingArguments, "world_size", property(lambda self, devices=devices: devices))
+        words = ["--streaming", "true", "--output_dir", str(tmp_path), "--tokens_per_device", "3125"]
+        arguments = parse_arguments([*words, "--learning_rate", "1"])
+        records.append(run_record(*arguments, tiny_config(), tokenizer, FilteredStream(stream)))
+    (tmp_path / "run.json").write_text(json.dumps(records[0]))
+    if shards == 3:
+        check_same_run(records[1], str(tmp_path))
+    else:
+        with pytest.raises(ValueError, match=r": devices that read files of their own \(2, now 1\)\."):
+            check_same_run(records[1], str(tmp_path))
 
 
 def launch_two(command: list[str]) -> subprocess.CompletedProcess:

@@ -13,7 +13,7 @@ from hf_vaswani import VaswaniConfig
 from hf_vaswani.checkpoint_vaswani import checksum, weight_files
 
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
-from .data import lengths
+from .data import FilteredStream, lengths, share_of_stream
 from .safe_trainer import RECORD_NAME
 
 
@@ -49,7 +49,7 @@ def run_record(
     args: VaswaniTrainingArguments,
     config: VaswaniConfig,
     tokenizer: PreTrainedTokenizerBase,
-    pairs: Dataset | None,
+    pairs: Dataset | FilteredStream,
     start: Path | None = None,
 ) -> dict[str, dict]:
     """What a run learns from and how (`same`), and what may change from one start to the next (`noted`).
@@ -58,7 +58,7 @@ def run_record(
         model_args, data, args: Of the run, with its `learning_rate` set.
         config (`VaswaniConfig`): Of its model.
         tokenizer (`PreTrainedTokenizerBase`): With its vocabulary.
-        pairs (`datasets.Dataset`, *optional*): Tokenised and filtered training pairs; of a stream there are none.
+        pairs (`datasets.Dataset` or `FilteredStream`): Tokenised and filtered training pairs.
         start (`Path`, *optional*): Folder of the checkpoint that `init_from` names.
     """
     model = {f"model.{name}": value for name, value in model_fields(config).items()}
@@ -70,13 +70,15 @@ def run_record(
     files = {"train_files": data.train_files, "eval_files": data.eval_files}
     noted |= {name: [Path(file).name for file in paths] for name, paths in files.items()}
     noted |= {"name of init_from": model_args.init_from}
-    same = model | vocabulary | _start(model_args, start) | _data(data, pairs)
+    same = model | vocabulary | _start(model_args, start) | _data(data, pairs, args.world_size)
     same |= {name: value for name, value in values.items() if name not in harmless}
     # The batches depend on how many an update has, not on where they are computed.
     same |= {"batches of an update": args.parts_per_update}
     same |= {"ema_decay": args.ema_decay if args.average == "ema" else None}
-    if args.metric_for_best_model is not None:  # that of the best so far would be compared with another
-        same |= {"metric_for_best_model": args.metric_for_best_model}
+    if args.metric_for_best_model is None:
+        noted |= _evaluation(data)
+    else:  # that of the best so far would be compared with another
+        same |= {"metric_for_best_model": args.metric_for_best_model} | _evaluation(data)
     return json.loads(json.dumps({"same": same, "noted": noted}, default=str))
 
 
@@ -94,7 +96,13 @@ def _start(model_args: ModelArguments, start: Path | None) -> dict:
     return {"init_from": weights} | {name: getattr(model_args, name) for name in ("extend_vocabulary", "lora_rank")}
 
 
-def _data(data: DataArguments, pairs: Dataset | None) -> dict:
+def _evaluation(data: DataArguments) -> dict:
+    """What the model is evaluated on while it is trained."""
+    values = {f"eval_files[{i}]": checksum(Path(file)) for i, file in enumerate(data.eval_files)}
+    return values | ({"eval_split": data.eval_split} if data.dataset_name else {})
+
+
+def _data(data: DataArguments, pairs: Dataset | FilteredStream, devices: int) -> dict:
     """What the pairs are, wherever their files lie and whatever they are called."""
     names = ["source_lang", "target_lang", "drop_empty", "max_length", "max_length_ratio", "streaming"]
     names += ["dataset_name", "dataset_config", "train_split"] if data.dataset_name else []
@@ -102,10 +110,11 @@ def _data(data: DataArguments, pairs: Dataset | None) -> dict:
     values = {name: getattr(data, name) for name in names}
     values |= {"number of train_files": len(data.train_files)}
     values |= {f"train_files[{i}]": checksum(Path(file)) for i, file in enumerate(data.train_files)}
-    if pairs is not None:
-        source, target = lengths(pairs)
-        values |= {"pairs": len(pairs), "lengths of the pairs": _digest(source.tobytes() + target.tobytes())}
-    return values
+    if data.streaming:  # a device that reads files of its own makes its own batches
+        own = share_of_stream(pairs, 0, devices) is not None
+        return values | {"devices that read files of their own": devices if own else 1}
+    source, target = lengths(pairs)
+    return values | {"pairs": len(pairs), "lengths of the pairs": _digest(source.tobytes() + target.tobytes())}
 
 
 def _harmless(args: VaswaniTrainingArguments) -> set[str]:

@@ -160,6 +160,20 @@ def check_evaluation(args: VaswaniTrainingArguments, eval_pairs: Dataset | None)
         )
 
 
+def check_stream(data: DataArguments, args: VaswaniTrainingArguments) -> None:
+    """Raises ValueError for what would come out only when a stream has been read for a while."""
+    if args.max_steps < 1:
+        raise ValueError("num_train_epochs: nobody knows how long a stream is; give max_steps.")
+    if data.stream_window < 1:
+        raise ValueError(f"stream_window must be positive, got {data.stream_window}.")
+    tokens = min(args.source_tokens_per_update, args.target_tokens_per_update) // args.parts_per_update
+    if data.max_length > tokens:
+        raise ValueError(
+            f"max_length is {data.max_length}, but a batch has {tokens} tokens of a side only: lower max_length, or "
+            "raise the tokens per update or per device."
+        )
+
+
 def check_positions(config: VaswaniConfig, max_length: int) -> None:
     """Raises ValueError where pairs may be longer than the model's learned positions."""
     if config.position_embedding == "learned" and max_length > config.max_position_embeddings:
@@ -197,8 +211,7 @@ def make_trainer(
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None
     if args.process_index == 0:  # the only one that reads all of the files again
-        pairs = None if data.streaming else train_pairs
-        record = run_record(model_args, data, args, model.config, tokenizer, pairs, start)
+        record = run_record(model_args, data, args, model.config, tokenizer, train_pairs, start)
         if checkpoint:
             check_same_run(record, checkpoint)
     return VaswaniTrainer(
@@ -243,6 +256,8 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
         SystemExit: A signal ended the training early, after a checkpoint; with the status that a shell gives for the
             signal, 128 and its number.
     """
+    if data.streaming:
+        check_stream(data, args)
     checkpoint = checkpoint_to_resume(args)
     set_seed(args.seed)
     trainer = make_trainer(model_args, data, args, checkpoint)
