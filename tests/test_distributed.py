@@ -1,5 +1,6 @@
 """Any number of devices, the same training."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -246,3 +247,29 @@ def test_a_weight_that_is_no_number_on_another_device_is_not_saved(two):
 def test_weights_in_pieces_are_refused(two):
     assert "fsdp_state_dict_type is SHARDED_STATE_DICT: checkpoints are whole" in two[1]
     assert not list((two[0] / "pieces").glob("**/checkpoint*"))
+
+
+@pytest.mark.slow
+def test_two_processes_with_deepspeed_learn_and_go_on_as_one_does(data, alone, tmp_path):
+    """By the configuration of ZeRO-2, on the CPU."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+    config = Path(__file__).parent.parent / "training" / "recipes" / "accelerate" / "zero2.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    command += ["--num_processes", "2", "--main_process_port", "0", "-m", "training.train"]
+    folders = os.pathsep.join([str(config.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": folders}
+    run = tmp_path / "run"
+    for more in (["--max_steps", "5"], ["--resume"]):
+        done = subprocess.run(
+            [*command, *words(data, run, *more)[1:]],
+            capture_output=True,
+            text=True,
+            env={**environment, "DS_ACCELERATOR": "cpu"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert "(2 devices x 2 batches)" in done.stderr
+    assert (run / "checkpoint-10" / "global_step10").is_dir()
+    assert losses_of(run) == pytest.approx(alone[1], rel=1e-5)
+    mine, theirs = (AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict() for folder in (run, alone[0]))
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)

@@ -176,6 +176,28 @@ def test_weights_alone_are_not_resumed_from(run, data, tmp_path, capsys):
     assert "checkpoint-4 has no state of the optimiser (save_only_model)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("by", "other"), [("by", "without"), ("without", "with")])
+def test_a_state_of_the_optimiser_that_would_not_be_read_is_named(run, data, tmp_path, capsys, monkeypatch, by, other):
+    """DeepSpeed writes and reads its own; the Trainer would go on without what it cannot read."""
+    copy = Path(shutil.copytree(run / "checkpoint-4", tmp_path / "checkpoint-4"))
+    if by == "by":
+        for name in ("optimizer.pt", "scheduler.pt"):
+            (copy / name).unlink()
+        (copy / "global_step4").mkdir()
+    else:
+        plugin = property(lambda self: "it", lambda *args: None)
+        monkeypatch.setattr(VaswaniTrainingArguments, "deepspeed_plugin", plugin, raising=False)
+    assert main(words(data, tmp_path, "--max_steps", "6", "--resume")) == 1
+    assert f"checkpoint-4 was written {by} DeepSpeed, and this run is {other} it" in capsys.readouterr().err
+
+
+def test_a_state_of_the_schedule_that_is_lost_is_named(run, data, tmp_path, capsys):
+    shutil.copytree(run / "checkpoint-4", tmp_path / "checkpoint-4")
+    (tmp_path / "checkpoint-4" / "scheduler.pt").unlink()
+    assert main(words(data, tmp_path, "--max_steps", "6", "--resume")) == 1
+    assert "checkpoint-4 has no state of the optimiser" in capsys.readouterr().err
+
+
 def test_a_run_at_work_is_left_alone_by_another_start(run, data, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)

@@ -25,7 +25,7 @@ from .trainer import VaswaniTrainer, paper_learning_rate
 
 logger = logging.getLogger(__name__)
 
-OPTIMISER_STATES = ("optimizer*", "global_step*")  # the second is DeepSpeed's
+OPTIMISER_STATES = (("optimizer*", "scheduler*"), ("global_step*",))  # the second is DeepSpeed's
 
 # Section 6.1.
 GENERATION = {"num_beams": 4, "length_penalty_form": "gnmt", "length_penalty": 0.6, "max_extra_tokens": 50}
@@ -53,9 +53,22 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
     if not args.resume:
         return None
     check_weights(checkpoints[-1])
-    if not any(any(checkpoints[-1].glob(name)) for name in OPTIMISER_STATES):
-        raise FileNotFoundError(f"--resume: {checkpoints[-1]} has no state of the optimiser (save_only_model).")
+    check_optimiser_state(checkpoints[-1], args.deepspeed_plugin is not None)
     return str(checkpoints[-1])
+
+
+def check_optimiser_state(checkpoint: Path, deepspeed: bool) -> None:
+    """Raises FileNotFoundError where a checkpoint lacks the state of the optimiser, without which the Trainer would go
+    on in silence, or has it as only DeepSpeed reads it, or only others."""
+    without, by = (all(any(checkpoint.glob(name)) for name in names) for names in OPTIMISER_STATES)
+    if by if deepspeed else without:
+        return
+    if by or without:
+        raise FileNotFoundError(
+            f"--resume: the state of the optimiser in {checkpoint} was written {'by' if by else 'without'} DeepSpeed, "
+            f"and this run is {'without' if by else 'with'} it: launch it as the earlier one."
+        )
+    raise FileNotFoundError(f"--resume: {checkpoint} has no state of the optimiser (save_only_model).")
 
 
 def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Dataset | None]:
