@@ -1,11 +1,14 @@
 """`hf-vaswani COMMAND ...`: each command is the module of that name."""
 
 import importlib
+import os
 import sys
 import traceback
 from pathlib import Path
 
 
+# oneDNN compiles a kernel for every shape of a matrix product, and keeps 1,024 of them, half a megabyte each.
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 COMMANDS = {
     "train": "train a model on sentence pairs",
     "average": "average checkpoints into one",
@@ -37,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         wanted = bool(argv) and argv[0] in ("-h", "--help")
         print("\n".join(["usage: hf-vaswani COMMAND ...", *lines]), file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2
+    for name, value in KERNELS.items():
+        os.environ.setdefault(name, value)
     try:
         importlib.import_module("." + argv[0].replace("-", "_"), __package__).main(argv[1:])
     except ModuleNotFoundError as error:

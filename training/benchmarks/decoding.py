@@ -13,6 +13,7 @@ line is one JSON object.
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -26,6 +27,7 @@ from transformers import AutoTokenizer
 
 import hf_vaswani  # noqa: F401, registers the model
 
+from ..cli import KERNELS
 from ..data import read_lines
 from ..search import by_threads, token_batches
 from ..translate import load_checkpoint
@@ -74,6 +76,7 @@ def batched(search_batch: Callable, tokenizer, batches: Callable, in_threads: bo
 
 
 def load_ours(dtype: str, checkpoint: str) -> dict[str, Search]:
+    os.environ.update(KERNELS)  # as `hf-vaswani translate` does
     model, tokenizer = load_checkpoint(checkpoint, dtype=dtype)
     options = {"num_beams": BEAMS, "length_penalty_form": "gnmt", "length_penalty": 0.6}
 
@@ -103,8 +106,7 @@ def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     return {
-        f"{size} sentences": batched(search_batch, tokenizer, partial(batches, size=size))
-        for size in (8, 16, 32, 64)
+        f"{size} sentences": batched(search_batch, tokenizer, partial(batches, size=size)) for size in (8, 16, 32, 64)
     }
 
 
