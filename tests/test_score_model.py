@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -62,6 +63,24 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(t
     ends_and_words = (2 + 1) + (4 + 1) + (1 + 1) + (1 + 1)
     tokens = sum(len(tokenizer(text)["input_ids"]) for stream in references for text in stream)
     assert per_word.score == pytest.approx(model.config.vocab_size ** (tokens / ends_and_words), rel=1e-4)
+
+
+def test_a_perplexity_that_no_float_can_hold_is_infinite_and_null_in_json(tokenizer, files, monkeypatch, capsys):
+    """Each sentence has two tokens, and the probability e to -2000."""
+    monkeypatch.setattr(
+        "training.perplexity.token_log_probabilities", lambda model, tokenizer, sources, *_: [[-1500.0, -500.0]] * 12
+    )
+    options = ["--metrics", "chrf", "--bootstrap", "20"]
+    given = words(files, "hypotheses", "references", "sources", "model")
+    assert main([*given, *options]) == 0
+    out = capsys.readouterr().out
+    report = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    per_token = report["figures"][1]
+    assert (per_token["name"], per_token["score"], per_token["interval"]) == ("perplexity per token", None, None)
+    assert per_token["details"] == {"count": 24, "log_probability": -24000.0}
+    assert "|bs:" not in per_token["signature"]
+    assert main([given[0], *given[2:], *options]) == 0
+    assert re.search(r"^perplexity per token +inf  -  ", capsys.readouterr().out, re.M)
 
 
 def test_an_interval_of_a_mean_is_that_of_the_normal_distribution():

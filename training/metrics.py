@@ -299,7 +299,7 @@ def ratio_interval(
     Args:
         compute (`Callable`): The function.
         numerators, denominators (`list[float]`): A number a sentence.
-        n_bootstrap (`int`): Resamples; with fewer than 2 there is no interval.
+        n_bootstrap (`int`): Resamples; with fewer than 2, or values that are not finite, there is no interval.
     """
     if n_bootstrap < 2:
         return None
@@ -310,9 +310,11 @@ def ratio_interval(
     for sample in range(n_bootstrap):
         chosen = rng.integers(len(above), size=len(above))
         values[sample] = compute(above[chosen].sum() / below[chosen].sum())
+    if not np.isfinite(mean := float(values.mean())):
+        return None
     values.sort()
     cut = n_bootstrap // 40  # 2.5% on either side
-    return Interval(float(values.mean()), float(values[-1 - cut] - values[cut]) / 2, n_bootstrap)
+    return Interval(mean, float(values[-1 - cut] - values[cut]) / 2, n_bootstrap)
 
 
 def current_seed() -> str:

@@ -23,7 +23,7 @@ def perplexities(
 
     Both count the end of each sentence, once as a token and once as a word, as its probability is part of the sum.
     Words are what white space separates. Per token is what Table 3 reports, and depends on the vocabulary: models
-    with different ones can only be compared per word. Labels are not smoothed.
+    with different ones can only be compared per word. Labels are not smoothed. One that no float can hold is `inf`.
 
     Args:
         model (`PreTrainedModel`): In evaluation mode.
@@ -43,12 +43,13 @@ def perplexities(
             words += [len(text.split()) + 1 for text in stream]
     figures = []
     for unit, counts in (("token", tokens), ("word", words)):
-        interval = ratio_interval(np.exp, costs, counts, n_bootstrap)
+        with np.errstate(over="ignore"):  # too large for a float, it is inf
+            score = float(np.exp(costs.sum() / counts.sum()))
+            interval = ratio_interval(np.exp, costs, counts, n_bootstrap)
         signature = f"nrefs:{len(references)}|unit:{unit}|end:counted"
         if interval is not None:
             signature += f"|bs:{n_bootstrap}|seed:{current_seed()}"
         details = {"count": int(counts.sum()), "log_probability": -float(costs.sum())}
-        score = math.exp(costs.sum() / counts.sum())
         signature += f"|model:{name}"
         figures.append(Figure(f"perplexity per {unit}", score, signature, interval, details, "lower is better."))
     return figures

@@ -1,6 +1,7 @@
 """A report of scores as a table, as Markdown, or as one JSON object."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
@@ -36,10 +37,19 @@ class Report:
 
 
 def as_json(report: Report) -> str:
-    """One object; the first figure's parts stand at the top level too."""
+    """One object; the first figure's parts stand at the top level too. A number that is not finite is null."""
     first, rest = report.figures[0], asdict(report)
     top = {"metric": first.name, "score": first.score, "signature": first.signature, **first.details}
-    return json.dumps({**top, **rest}, ensure_ascii=False)
+    return json.dumps(_finite({**top, **rest}), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value):
+    """The same, with `None` for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_text(report: Report, markdown: bool = False) -> str:
