@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from hf_vaswani import TABLE_3, VaswaniConfig
 
-from .output import write_whole
+from .output import save_whole, write_whole
 
 
 logger = logging.getLogger(__name__)
@@ -269,9 +269,7 @@ def draw(found: dict, output: Path) -> None:
         axes.grid(axis="x", alpha=0.3)
     axes.invert_yaxis()  # the panels share it
     axes.legend(frameon=False)
-    partial = output.with_name(f"{output.stem}.partial{output.suffix}")
-    figure.savefig(partial, dpi=120)
-    partial.replace(output)
+    save_whole(figure, output, dpi=120)
 
 
 def write_table(folder: Path) -> str:

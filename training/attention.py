@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .output import save_whole, write_whole
 from .translate import load_checkpoint, positive, translate
 
 
@@ -209,7 +210,7 @@ def draw_attention(
     scale = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30)
     scale.ax.tick_params(labelsize=8)
     scale.outline.set_visible(False)
-    figure.savefig(output, dpi=150)
+    save_whole(figure, Path(output), dpi=150)
 
 
 def attention_page(
@@ -282,7 +283,7 @@ def main(argv: list[str] | None = None) -> None:
     attention = attention_maps(*load_checkpoint(args.model), args.source, args.target)
     if output.suffix == ".html":
         page = attention_page(attention, args.kind, args.layer, args.head)
-        output.write_text(page, encoding="utf-8", newline="\n")
+        write_whole(output, page)
     else:
         draw_attention(attention, args.output, args.kind, args.layer, args.head)
     print(output)

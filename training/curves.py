@@ -4,6 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+from .output import save_whole
+
 
 PANELS = (
     ("loss per token", (("loss", "training (smoothed)"), ("eval_loss", "evaluation"))),
@@ -44,7 +46,7 @@ def draw_curves(run: str, output: str) -> None:
         if axes.lines:
             axes.legend(frameon=False)
         axes.grid(alpha=0.3)
-    figure.savefig(output, dpi=120)
+    save_whole(figure, Path(output), dpi=120)
 
 
 def main(argv: list[str] | None = None) -> None:

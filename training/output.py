@@ -5,10 +5,15 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from .search import Translation
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 # What is written for a sentence: its number from 0, its source, its translations, best first.
@@ -59,6 +64,19 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def save_whole(figure: "Figure", path: Path, dpi: int) -> None:
+    """Save a picture that is there whole or not at all.
+
+    Args:
+        figure (`matplotlib.figure.Figure`): What it shows.
+        path (`Path`): File to write; the ending chooses the format, which is PNG without one.
+        dpi (`int`): Dots per inch.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    figure.savefig(partial, format=path.suffix.removeprefix(".") or "png", dpi=dpi)
     partial.replace(path)
 
 

@@ -27,6 +27,7 @@ from .metrics import (
     measure,
     seeded,
 )
+from .output import write_whole
 from .score_report import Report, as_json, as_text
 from .translate import DTYPES, load_checkpoint, positive, translate
 
@@ -123,8 +124,7 @@ def _use_model(args: argparse.Namespace, texts: Texts) -> list[Figure]:
             translations = translate(model, tokenizer, texts.sources, args.batch_tokens, progress)
         texts.hypotheses = [text.replace("\n", " ") for text in translations]
         if args.output:  # at once: what comes after may fail
-            lines = "".join(f"{text}\n" for text in texts.hypotheses)
-            Path(args.output).write_text(lines, encoding="utf-8", newline="\n")
+            write_whole(Path(args.output), "".join(f"{text}\n" for text in texts.hypotheses))
     options = {"n_bootstrap": args.bootstrap, "batch_tokens": args.batch_tokens, "name": args.model}
     return perplexities(model, tokenizer, texts.sources, texts.references, **options)
 
