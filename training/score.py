@@ -176,7 +176,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_trust(parser: argparse.ArgumentParser) -> None:
-    trust = parser.add_argument_group("how far to trust them")
+    trust = parser.add_argument_group(
+        "how far to trust them", "Where two scores are equal, p is 1; sacreBLEU itself would call that significant."
+    )
     trust.add_argument(
         "--bootstrap", type=positive, nargs="?", const=1000, default=0, help="95%% intervals (%(const)s resamples)"
     )
