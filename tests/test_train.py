@@ -3,6 +3,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from training.checkpoints import complete_checkpoints
 from training.cli import main
 from training.data import FilteredStream
 from training.demo_data import write_demo_data
-from training.run_record import check_same_run, run_record
+from training.run_record import check_same_run, hardware, run_record
 from training.trainer import VaswaniTrainer
 
 
@@ -378,6 +379,26 @@ def test_a_stream_is_not_resumed_on_devices_that_would_make_other_batches(tmp_pa
     else:
         with pytest.raises(ValueError, match=r": devices that read files of their own \(2, now 1\)\."):
             check_same_run(records[1], str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the cores of a process are known on Linux alone")
+def test_a_run_records_the_processor_and_the_cores_it_may_use():
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(mine)})
+        found = hardware(torch.device("cpu"))
+    finally:
+        os.sched_setaffinity(0, mine)
+    assert (found["device"], found["cores"]) == ("cpu", 1)
+    rows = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    names = [value.strip() for key, value in rows if key.strip() == "model name"]
+    assert found["name"].strip() == (names[0] if names else platform.processor() or platform.machine())
+
+
+def test_a_run_records_the_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H{200 + device.index}")
+    found = hardware(torch.device("cuda", 1))
+    assert (found["device"], found["name"]) == ("cuda", "NVIDIA H201")
 
 
 def launch_two(command: list[str]) -> subprocess.CompletedProcess:

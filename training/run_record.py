@@ -4,8 +4,13 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
+import platform
+import re
+import sys
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -69,7 +74,9 @@ def run_record(
     noted |= {"attn_implementation": model_args.attn_implementation, "devices": args.world_size}
     files = {"train_files": data.train_files, "eval_files": data.eval_files}
     noted |= {name: [Path(file).name for file in paths] for name, paths in files.items()}
+    noted |= {"places of eval_files": [os.path.abspath(file) for file in data.eval_files]}
     noted |= {"name of init_from": model_args.init_from}
+    noted |= {"hardware": hardware(args.device)}
     same = model | vocabulary | _start(model_args, start) | _data(data, pairs, args.world_size)
     same |= {name: value for name, value in values.items() if name not in harmless}
     # The batches depend on how many an update has, not on where they are computed.
@@ -88,6 +95,22 @@ def model_fields(config: VaswaniConfig) -> dict:
     return {
         f.name: values[f.name] for f in dataclasses.fields(VaswaniConfig) if f.name in VaswaniConfig.__annotations__
     }
+
+
+def hardware(device: torch.device) -> dict:
+    """What this process computes on: the kind of device, its name, and how many cores of the processor it may use."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return {"device": device.type, "name": _device_name(device), "cores": cores}
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type in ("cuda", "xpu"):
+        return torch.get_device_module(device).get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    about = Path("/proc/cpuinfo")
+    known = re.search(r"^model name\s*: *(.+)$", about.read_text(), re.MULTILINE) if about.is_file() else None
+    return known[1] if known else platform.processor() or platform.machine()
 
 
 def _start(model_args: ModelArguments, start: Path | None) -> dict:
