@@ -29,6 +29,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from test_checkpoint_vaswani import flip_a_bit
 from test_trainer import make_trainer
+from torch.utils.tensorboard import SummaryWriter
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -812,6 +813,28 @@ def test_one_commit_has_the_card_and_the_log_without_paths(hub, checkpoint, tmp_
     (checkpoint / "trainer_state.json").unlink()
     assert command_line(words) == 0
     assert "trainer_state.json" not in repository.at("main").files  # it was another run's
+
+
+def test_the_log_for_tensorboard_goes_up_and_comes_down_with_its_run(hub, checkpoint, tmp_path):
+    state = {"global_step": 3, "epoch": 1.0, "log_history": [{"step": 3, "loss": 2.5}], "total_flos": 0.0}
+    run = tmp_path / "run"
+    (run / "runs" / "secret-host").mkdir(parents=True)
+    for folder in (run, checkpoint):
+        (folder / "trainer_state.json").write_text(json.dumps({**state, "max_steps": 3}))
+    with SummaryWriter(str(run / "runs" / "secret-host")) as writer:
+        writer.add_scalar("train/loss", 2.5, 3)
+    words = ["publish", "--checkpoint", str(checkpoint), "--repo", "alice/tensorboard"]
+    repository = None
+    for _ in range(2):  # the second time there is nothing new
+        assert command_line([*words, "--run", str(run)]) == 0
+        repository = hub.repositories["alice/tensorboard"]
+        assert len(repository.history()) == 2
+    files = contents(repository.at("main"))
+    assert [name for name in files if "/" in name] == ["runs/events.out.tfevents.0"]
+    assert b"train/loss" in files["runs/events.out.tfevents.0"]
+    HfApi().upload_file(path_or_fileobj=b"mine", path_in_repo="runs/mine.0", repo_id="alice/tensorboard")
+    assert command_line(words) == 0  # a checkpoint alone, as far as anybody knows
+    assert [name for name in contents(repository.at("main")) if "/" in name] == ["runs/mine.0"]
 
 
 def test_a_card_edited_on_the_hub_gets_the_new_score_and_keeps_the_edit(hub, checkpoint, tmp_path):

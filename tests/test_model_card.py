@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import math
 import re
+import shlex
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +15,7 @@ import sacrebleu
 import torch
 import yaml
 from huggingface_hub import EvalResult, ModelCard
+from sacrebleu.significance import PairedTest
 from test_train import data, words  # noqa: F401 a fixture
 from transformers import GenerationConfig
 
@@ -20,8 +24,10 @@ from training.arguments import packaged_recipes, parse_arguments
 from training.cli import main
 from training.metrics import Figure, Interval
 from training.model_card import merge, read_report
+from training.publish import license_identifier
 from training.run_facts import Run, cost, deviations, operations, without_paths
 from training.score_report import Report, as_json
+from training.translate import load_checkpoint
 
 
 SEARCH = GenerationConfig(num_beams=4, length_penalty_form="gnmt", length_penalty=0.6, max_extra_tokens=50)
@@ -146,7 +152,112 @@ def test_scores_of_tokenised_text_are_called_so(run, data, tmp_path):  # noqa: F
     assert write(run, tmp_path, "--test-sources", source, "--test-references", target, "--tokenized") == 0
     found = section((tmp_path / "README.md").read_text(), "scores")
     assert re.search(r"^\| tokenised BLEU \| .*tok:none", found, re.M) and "sacreBLEU |" not in found
-    assert f"--references {Path(target).name} --tokenized --bootstrap`" in found
+    assert f"--references {Path(target).name} --tokenized --metrics " in found
+
+
+def copy_of(run: Path, folder: Path, **noted) -> Path:
+    """A run whose record notes other things."""
+    shutil.copytree(run, folder)
+    averaged = folder / "average-last" / "averaged_from.json"
+    averaged.write_text(averaged.read_text().replace(str(run), str(folder)))
+    for path in folder.rglob("run.json"):
+        record = json.loads(path.read_text())
+        record["noted"] |= noted
+        path.write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("noted", "told"),
+    [
+        (
+            {"hardware": {"device": "cpu", "name": "A* 9000", "cores": 2}},
+            r"1 process on the CPU: A\* 9000 (cores available: 2)",
+        ),
+        ({"hardware": {"device": "cuda", "name": "NVIDIA H200", "cores": 9}}, "1 accelerator: NVIDIA H200"),
+        (
+            {"hardware": {"device": "cuda", "name": "NVIDIA H200", "cores": 9}, "devices": 8},
+            "8 accelerators; the first: NVIDIA H200",
+        ),
+        ({"hardware": None, "use_cpu": True}, "1 process on the CPU; of what make is not recorded"),
+    ],
+)
+def test_hardware_is_what_the_run_recorded(run, tmp_path, noted, told):
+    copy = copy_of(run, tmp_path / "run", **noted)
+    assert write(copy, tmp_path / "card") == 0
+    assert f"- Hardware: {told}\n" in section((tmp_path / "card" / "README.md").read_text(), "training")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_without_a_sentence_the_first_of_the_evaluation_data_is_translated(run, data, tmp_path, changed):  # noqa: F811
+    """If its files are still what they were."""
+    files = [str(shutil.copy(file, tmp_path)) for file in data["val"]]
+    copy = copy_of(run, tmp_path / "run", **{"places of eval_files": files})
+    first = Path(files[0]).read_text().splitlines()[0]
+    if changed:
+        Path(files[0]).write_text(Path(files[0]).read_text().replace(".", "!"))
+    assert write(copy, tmp_path / "card") == 0
+    usage = section((tmp_path / "card" / "README.md").read_text(), "usage")
+    assert (f"translator({json.dumps(first)})" in usage) is not changed
+    assert ("What it answers to that" in usage) is not changed
+    assert str(tmp_path) not in usage
+
+
+def test_the_run_records_where_its_evaluation_data_lie(run, data):  # noqa: F811
+    record = json.loads((run / "checkpoint-4" / "run.json").read_text())
+    assert record["noted"]["places of eval_files"] == [str(Path(file).absolute()) for file in data["val"]]
+
+
+@pytest.mark.parametrize("options", [[], ["--tokenized"]])
+def test_the_command_in_the_card_gives_the_scores_in_the_card(
+    run, data, tmp_path, capsys, monkeypatch, options  # noqa: F811
+):
+    """The paper's count and the tests against another system among them."""
+    monkeypatch.setattr(PairedTest, "_DEFAULT_SAMPLES", {"ar": 60, "bs": 60})
+    monkeypatch.chdir(tmp_path)
+    for file in data["test"]:
+        shutil.copy(file, tmp_path)
+    sources, references = (Path(file).name for file in data["test"])
+    lines = Path(references).read_text().splitlines()
+    (tmp_path / "an other").write_text("".join(f"{line[::-1]}\n" for line in lines))
+    more = ["--test-sources", str(tmp_path / sources), "--test-references", references, *options]
+    more += ["--repo", "alice/round", "--baseline", str(tmp_path / "an other")]
+    assert write(run, tmp_path / "card", *more) == 0
+    text = (tmp_path / "card" / "README.md").read_text()
+    found = section(text, "scores")
+    command = shlex.split(re.search(r"^By `hf-vaswani (.*)`\.$", found, re.M)[1])
+    assert command[:3] == ["score", "--model", "alice/round"]
+    folder = str(run / "average-last")
+    monkeypatch.setattr("training.score.load_checkpoint", lambda name, dtype: load_checkpoint(folder, dtype))
+    capsys.readouterr()
+    small = ["--paired-bootstrap", "60", "--paired-randomization", "60"]
+    assert main([*command, *small, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    first = "tokenised BLEU" if options else "sacreBLEU"
+    names = [first, "chrF", "chrF++", "TER", "compound-split BLEU", "perplexity per token", "perplexity per word"]
+    assert [figure["name"] for figure in report["figures"]] == names
+    results = ModelCard(text).data.eval_results
+    assert [(r.metric_name, r.metric_value, r.metric_args["signature"]) for r in results] == [
+        (figure["name"], round(figure["score"], 2), figure["signature"]) for figure in report["figures"]
+    ]
+    assert results[-1].metric_args["signature"].endswith("|model:alice/round")
+    assert "compound-split BLEU: the paper's count" in found and "not comparable with sacreBLEU" in found
+    table = found.partition("#### Against baselines")[2]
+    assert [each["metric"] for each in report["comparisons"]] == names[:5]
+    for each in report["comparisons"]:
+        difference, p = each["score"] - each["baseline_score"], each["p_values"]
+        cells = [each["metric"], f"{each['baseline_score']:.2f}", f"{difference:+.2f}"]
+        assert f"| an other | {' | '.join(cells)} | {p['bootstrap']:.4f} | {p['randomization']:.4f} |" in table
+        assert f"{each['metric']}, bootstrap: {each['signatures']['bootstrap']}".replace("|", "\\|") in table
+    assert str(tmp_path) not in text
+
+
+def test_a_language_that_the_papers_count_does_not_know_has_none(run, data, tmp_path):  # noqa: F811
+    sources, references = data["test"]
+    more = ["--languages", "en", "fr", "--test-sources", sources, "--test-references", references]
+    assert write(run, tmp_path, *more) == 0
+    found = section((tmp_path / "README.md").read_text(), "scores")
+    assert "| sacreBLEU |" in found and "compound" not in found
 
 
 def test_no_path_of_the_machine_is_in_what_is_written(card, run, tmp_path):
@@ -354,6 +465,35 @@ def test_scores_stay_with_their_weights_alone(run, tmp_path):
     assert not {"model-index", "metrics"} & ModelCard.load(path).data.to_dict().keys()
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_scores_of_other_test_sets_stay_with_their_weights(run, tmp_path, newline):
+    path = tmp_path / "README.md"
+
+    def values() -> list[tuple[str, float]]:
+        return [(r.dataset_name, r.metric_value) for r in ModelCard.load(path).data.eval_results]
+
+    def tables() -> list[str]:
+        return re.findall(r"^### (\w+)$|^\| sacreBLEU \| (\d+)", section(path.read_text(), "scores"), re.M)
+
+    assert write(run, tmp_path, "--scores", scores(tmp_path / "first.json", 20.0)) == 0
+    path.write_bytes(path.read_bytes().replace(b"\n", newline.encode()))
+    assert write(run, tmp_path, "--scores", scores(tmp_path / "second.json", 30.0)) == 0
+    assert values() == [("first", 20.0), ("first", 5.25), ("second", 30.0), ("second", 5.25)]
+    assert tables() == [("first", ""), ("", "20"), ("second", ""), ("", "30")]
+    assert write(run, tmp_path, "--scores", scores(tmp_path / "first.json", 25.0)) == 0
+    assert values() == [("first", 25.0), ("first", 5.25), ("second", 30.0), ("second", 5.25)]
+    assert tables() == [("first", ""), ("", "25"), ("second", ""), ("", "30")]
+    before = path.read_bytes()
+    assert before.count(b"\r") == (before.count(b"\n") if newline == "\r\n" else 0)
+    for name, score in (("first", 25.0), ("second", 30.0)):  # in any order, what is there already changes nothing
+        assert write(run, tmp_path, "--scores", scores(tmp_path / f"{name}.json", score)) == 0
+        assert path.read_bytes() == before
+    path.write_bytes(re.sub(rb"SHA-256 `\w+`\)\.", b"SHA-256 `0123`).", before))  # of other weights
+    assert write(run, tmp_path, "--scores", scores(tmp_path / "third.json", 40.0)) == 0
+    assert values() == [("third", 40.0), ("third", 5.25)]
+    assert tables() == [("third", ""), ("", "40")]
+
+
 def test_a_card_without_generated_sections_is_left_alone_with_a_notice(run, tmp_path, caplog):
     mine = {"README.md": b"# Mine\r\n\n![All of it](curves.png)", "curves.png": b"my own"}
     for name, content in mine.items():
@@ -446,6 +586,26 @@ def test_options_that_do_not_go_together_are_told(options, capsys):
     assert "--repo" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["CC BY 4.0", "Apache_2", "cc-by-4.0\n", ""])
+def test_a_licence_must_have_the_form_of_the_hubs(name, capsys):
+    with pytest.raises(SystemExit):
+        main(["publish", "--checkpoint", "nowhere", "--card-only", "--license", name])
+    assert f"of lowercase letters, digits, dots and dashes, as in cc-by-4.0, got {name!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mit", "cc-by-nc-sa-4.0", "bsd-3-clause-clear", "c-uda", "openrail++", "other"])
+def test_the_hubs_own_licences_are_taken(name):
+    assert license_identifier(name) == name
+
+
+def test_a_score_that_is_not_finite_is_in_the_table_alone(run, tmp_path):
+    figures = [Figure("chrF", 50.0, "v:1"), Figure("perplexity per word", math.inf, "unit:word")]
+    (tmp_path / "a.json").write_text(as_json(Report("out", 3, 0, figures)))
+    assert write(run, tmp_path, "--scores", str(tmp_path / "a.json")) == 0
+    assert "| perplexity per word | inf |" in section((tmp_path / "README.md").read_text(), "scores")
+    assert [r.metric_name for r in ModelCard.load(tmp_path / "README.md").data.eval_results] == ["chrF"]
+
+
 def test_paths_are_cut_down_to_names():
     record = {"output_dir": "/home/me/run", "files": ["C:\\data\\a.en", "$DATA/b.en", "runs/c"], "n": 1, "none": None}
     assert without_paths(record) == {
@@ -491,3 +651,16 @@ def test_a_card_of_this_repository_can_be_renewed_and_names_no_machine(path):
         with torch.device("meta"):
             model = VaswaniForConditionalGeneration(VaswaniConfig.from_table3(**fields))
         assert f"{model.num_parameters():,} parameters" in text
+
+
+@pytest.mark.parametrize("path", CARDS, ids=lambda path: path.parent.name)
+def test_the_scoring_commands_of_a_card_of_this_repository_can_be_run(path, monkeypatch):
+    """Up to where they read files: the options go together, and the metrics know the language."""
+    commands = re.findall(r"^ *(hf-vaswani score .*(?:\\\n.*)*)", path.read_text(), re.M)
+    assert commands
+    for command in commands:
+        seen = []
+        monkeypatch.setattr("training.score._read", lambda args, seen=seen: seen.append(args) or sys.exit(0))
+        with pytest.raises(SystemExit) as stop:
+            main(shlex.split(command.partition(" > ")[0].replace("\\\n", " "))[1:])
+        assert stop.value.code == 0 and len(seen) == 1

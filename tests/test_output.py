@@ -56,7 +56,9 @@ def test_what_cannot_be_written_to_its_end_leaves_the_earlier_file(folder, name,
     assert b"the earlier one" not in output.read_bytes()
 
 
-@pytest.mark.parametrize(("name", "beginning"), [("a.png", b"\x89PNG"), ("a", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("name", "beginning"), [("a.png", b"\x89PNG"), ("a", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")]
+)
 def test_the_ending_chooses_the_format_of_a_picture(folder, tmp_path, name, beginning):
     pytest.importorskip("matplotlib")
     assert main([*command(folder, "curves.png"), "--output", str(tmp_path / name)]) == 0

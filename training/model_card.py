@@ -7,10 +7,13 @@ comments.
 
 import json
 import logging
+import math
 import re
 import tempfile
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from importlib import resources
+from itertools import chain, groupby
 from pathlib import Path
 
 import yaml
@@ -22,13 +25,13 @@ from .average import RECORD as AVERAGE_RECORD
 from .checkpoints import STATE_NAME
 from .curves import draw_curves
 from .data import DataError
-from .metrics import Figure, Interval
+from .event_files import scalars
+from .metrics import Comparison, Figure, Interval
 from .run_facts import (
     Cost,
     Run,
     cost,
     deviations,
-    find_run,
     nearest_row,
     operations,
     recorded_recipe,
@@ -58,6 +61,7 @@ HUB_METRICS = {
 SCORED = ("metrics", "model-index")  # metadata that comes and goes with the scores
 SECTION = re.compile(r"<!-- hf-vaswani: (?P<name>\w+) -->(?P<text>.*?)<!-- /hf-vaswani: (?P=name) -->", re.DOTALL)
 MARKER = re.compile(r"<!-- /?hf-vaswani: (\w+) -->")
+TEST = re.compile(r"^(?=### )", re.MULTILINE)  # where the scores on one test set begin
 
 
 @dataclass
@@ -66,7 +70,7 @@ class Wishes:
 
     Attributes:
         license (`str`, *optional*): One of the Hub's identifiers.
-        languages (`list[str]`, *optional*): Source and target; the run's when not given.
+        languages (`list[str]`, *optional*): Source and target.
         datasets (`list[str]`, *optional*): On the Hub; the run's, if it is from there, when not given.
         run (`str`, *optional*): Folder of the run, where the checkpoint does not lie in it.
         recipe (`str`, *optional*): Path or name of the recipe, for runs that recorded none.
@@ -74,7 +78,7 @@ class Wishes:
         watts (`float`, *optional*): What that drew, on average.
         example (`str`, *optional*): Sentence to translate in the card.
         reports (`dict[str, Report]`): Scores by the name of the test set.
-        score_command (`str`, *optional*): What gives the same scores.
+        score_commands (`dict[str, str]`): What gives the same scores, by the name of the test set.
     """
 
     license: str | None = None
@@ -86,37 +90,29 @@ class Wishes:
     watts: float | None = None
     example: str | None = None
     reports: dict[str, Report] = field(default_factory=dict)
-    score_command: str | None = None
+    score_commands: dict[str, str] = field(default_factory=dict)
 
 
 def write_card(
-    checkpoint: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, repo: str, wishes: Wishes
+    checkpoint: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, repo: str, wishes: Wishes, run: Run
 ) -> tuple[ModelCard, dict[str, bytes]]:
-    """A new card, and the files that go with it: the picture of the curves, and the run's records without paths.
+    """A new card, and what goes with it: the picture of the curves, the run's records without paths, and its log.
 
     Args:
         checkpoint (`Path`): Folder of the weights.
         model, tokenizer: Of that folder.
         repo (`str`): Where the model is to be found, for the code that loads it; `user/name`.
         wishes (`Wishes`): What the publisher says.
-
-    Raises:
-        FileNotFoundError: A run or a recipe that the publisher names is not there.
-        ValueError: The run trained another model, or the languages are not two.
+        run (`Run`): What it recorded, from `find_run`.
     """
-    if wishes.languages is not None and len(wishes.languages) != 2:
-        raise ValueError(f"--languages: expected source and target, as in: en de; got {' '.join(wishes.languages)}.")
-    run = find_run(checkpoint, model.config, wishes.run, wishes.recipe)
-    values = run.values
-    languages = wishes.languages or ([values["source_lang"], values["target_lang"]] if values else None)
     picture = _curves(run)
     card = ModelCard.from_template(
-        _metadata(repo, wishes, languages, values),
+        _metadata(repo, wishes, run.values),
         template_str=(resources.files(__package__) / "model_card.md").read_text(encoding="utf-8"),
         md=as_markdown,
         name=repo.split("/")[-1],
         repo=repo,
-        languages=languages,
+        languages=wishes.languages,
         weights=weights_of(checkpoint),
         curves=CURVES if picture else None,
         license=wishes.license or UNKNOWN_LICENSE,
@@ -126,7 +122,8 @@ def write_card(
     )
     records = {STATE_NAME: run.state, RECORD_NAME: run.record, AVERAGE_RECORD: run.averaged}
     files = {name: _as_json(record) for name, record in records.items() if record is not None}
-    return card, files | ({CURVES: picture} if picture else {})
+    events = scalars(run.events, run.state["global_step"]) if run.state else {}
+    return card, files | events | ({CURVES: picture} if picture else {})
 
 
 def _as_json(record: dict) -> bytes:
@@ -146,9 +143,9 @@ def _about_model(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenize
 
 def _about_scores(wishes: Wishes) -> dict:
     return {
-        "reports": [(test, _table(test, report)) for test, report in wishes.reports.items()],
-        "score_command": wishes.score_command,
-        "intervals": any(figure.interval for report in wishes.reports.values() for figure in report.figures),
+        "reports": [
+            (test, _table(test, report), wishes.score_commands.get(test)) for test, report in wishes.reports.items()
+        ],
     }
 
 
@@ -179,11 +176,11 @@ def weights_of(checkpoint: Path) -> str:
 # Metadata
 
 
-def _metadata(repo: str, wishes: Wishes, languages: list[str] | None, values: dict) -> ModelCardData:
+def _metadata(repo: str, wishes: Wishes, values: dict) -> ModelCardData:
     results = [r for test, report in wishes.reports.items() for r in eval_results(test, report)]
     datasets = wishes.datasets or ([values["dataset_name"]] if values.get("dataset_name") else None)
     return ModelCardData(
-        language=languages,
+        language=wishes.languages,
         license=wishes.license or UNKNOWN_LICENSE,
         library_name="transformers",
         pipeline_tag="translation",
@@ -196,7 +193,7 @@ def _metadata(repo: str, wishes: Wishes, languages: list[str] | None, values: di
 
 
 def eval_results(test: str, report: Report) -> list[EvalResult]:
-    """The Hub's form of a report's scores.
+    """The Hub's form of a report's scores, as far as they are finite: it takes no others.
 
     Args:
         test (`str`): Name of the test set.
@@ -214,6 +211,7 @@ def eval_results(test: str, report: Report) -> list[EvalResult]:
             metric_args={"signature": _signature(figure)},
         )
         for figure in report.figures
+        if math.isfinite(figure.score)
     ]
 
 
@@ -228,23 +226,30 @@ def read_report(path: str) -> Report:
         raise FileNotFoundError(f"{path}: no such file.")
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        figures = [
-            Figure(**{**figure, "interval": Interval(**figure["interval"]) if figure["interval"] else None})
-            for figure in found["figures"]
-        ]
-        return Report(found["system"], found["sentences"], found["empty"], figures)
+        comparisons = [Comparison(**comparison) for comparison in found["comparisons"]]
+        figures = [_figure(**figure) for figure in found["figures"]]
+        return Report(found["system"], found["sentences"], found["empty"], figures, comparisons)
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {error!r}.") from error
 
 
+def _figure(score: float | None, interval: dict | None, **more) -> Figure:
+    """As JSON has it, where null is a perplexity that no float can hold."""
+    return Figure(
+        score=math.inf if score is None else score, interval=Interval(**interval) if interval else None, **more
+    )
+
+
 def _signature(figure: Figure) -> str:
-    """Without the path of a model, which tells nobody else anything."""
-    return re.sub(r"(\|model:).*/([^/]+)$", r"\1\2", figure.signature)
+    """As the command prints it, but for the folders of an absolute path, which tell nobody else anything."""
+    parts = (part.partition(":") for part in figure.signature.split("|"))
+    return "|".join(f"{name}{colon}{without_paths(value)}" for name, colon, value in parts)
 
 
 def _table(test: str, report: Report) -> str:
-    figures = [Figure(**{**vars(figure), "signature": _signature(figure)}) for figure in report.figures]
-    return as_text(Report(test, report.sentences, report.empty, figures), markdown=True)
+    figures = [replace(figure, signature=_signature(figure)) for figure in report.figures]
+    comparisons = [replace(each, baseline=Path(each.baseline).name) for each in report.comparisons]
+    return as_text(Report(test, report.sentences, report.empty, figures, comparisons), markdown=True, level=4)
 
 
 # Sections
@@ -347,10 +352,14 @@ def _devices(run: Run) -> str:
     if run.record is None:
         return "not recorded"
     noted = run.record["noted"]
-    kind, more = ("process", "es on the CPU") if noted.get("use_cpu") else ("accelerator", "s")
-    if noted["devices"] == 1:
-        more = more.removeprefix("es").removeprefix("s")
-    return f"{noted['devices']} {kind}{more}; of what make is not recorded"
+    count, known = noted["devices"], noted.get("hardware")
+    on_cpu = known["device"] == "cpu" if known else noted.get("use_cpu")
+    one, more = ("process on the CPU", "processes on the CPU") if on_cpu else ("accelerator", "accelerators")
+    text = f"{count} {one if count == 1 else more}"
+    if known is None:
+        return f"{text}; of what make is not recorded"
+    cores = f" (cores available: {known['cores']})" if on_cpu else ""
+    return f"{text}{':' if count == 1 else '; the first:'} {as_markdown(known['name'])}{cores}"
 
 
 def _energy(seconds: float | None, watts: float | None) -> str:
@@ -430,7 +439,7 @@ def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
     Args:
         earlier (`str`): The card that is there.
         card (`ModelCard`): The new one.
-        weights (`str`): Of the new one; scores of these are kept where the new card has none.
+        weights (`str`): Of the new one; scores of these are kept on test sets of which the new card has none.
         given (`set[str]`): Keys of the metadata that the publisher asks for now; others that are there stay.
 
     Returns:
@@ -451,9 +460,13 @@ def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
             f"one <!-- /hf-vaswani: {wrong[0]} --> after it."
         )
     renewed = {section["name"]: section[0] for section in SECTION.finditer(card.text)}
-    keep_scores = card.data.eval_results is None and weights in sections.get("scores", "")
+    data, known = card.data, sections.get("scores", "")
+    keep_scores = data.eval_results is None and weights in known
     if keep_scores:
         renewed.pop("scores")
+    elif weights in known:
+        data = _with_other_results(data, earlier, known)
+        renewed["scores"] = SECTION.sub(lambda new: _with_other_tests(new, known), renewed["scores"])
     newline = "\r\n" if "\r\n" in earlier else "\n"
 
     def renew(section: re.Match) -> str:
@@ -461,14 +474,42 @@ def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
 
     head = REGEX_YAML_BLOCK.search(earlier)
     body = SECTION.sub(renew, earlier[head.end() :] if head else earlier)
-    return _merge_metadata(earlier, head, card, given, keep_scores, newline) + body
+    return _merge_metadata(earlier, head, data, given, keep_scores, newline) + body
+
+
+def _tests(scores: str) -> tuple[str, dict[str, str]]:
+    """What a section of scores begins with, and the scores on each test set by their heading."""
+    beginning, *tests = (text.strip() for text in TEST.split(scores.replace("\r\n", "\n")))
+    return beginning, {text.partition("\n")[0]: text for text in tests}
+
+
+def _with_other_tests(new: re.Match, known: str) -> str:
+    """The new section of scores, with what is known of test sets that it has not."""
+    (beginning, tests), (_, others) = _tests(new["text"]), _tests(known)
+    text = "\n\n".join([beginning, *(others | tests).values()])
+    return f"<!-- hf-vaswani: scores -->\n{text}\n<!-- /hf-vaswani: scores -->"
+
+
+def _with_other_results(data: ModelCardData, earlier: str, known: str) -> ModelCardData:
+    """The new metadata, with the earlier card's results on test sets that it has not."""
+    _, tests = _tests(known)
+    earlier_results = _by_test(ModelCard(earlier).data.eval_results or [])
+    kept = {name: results for name, results in earlier_results.items() if f"### {as_markdown(name)}" in tests}
+    data = copy(data)
+    data.eval_results = list(chain.from_iterable((kept | _by_test(data.eval_results)).values()))
+    data.metrics = sorted({result.metric_type for result in data.eval_results})
+    return data
+
+
+def _by_test(results: list[EvalResult]) -> dict[str, list[EvalResult]]:
+    return {name: list(found) for name, found in groupby(results, lambda result: result.dataset_name)}
 
 
 def _merge_metadata(
-    earlier: str, head: re.Match | None, card: ModelCard, given: set[str], keep_scores: bool, newline: str
+    earlier: str, head: re.Match | None, data: ModelCardData, given: set[str], keep_scores: bool, newline: str
 ) -> str:
     """The block of metadata; as it was, letter for letter, where nothing of it changes."""
-    before, now = metadata(earlier), card.data.to_dict()
+    before, now = metadata(earlier), data.to_dict()
     merged = {**now, **before, **{key: now[key] for key in given & now.keys()}}
     if not keep_scores:
         merged = {key: value for key, value in merged.items() if key not in SCORED}

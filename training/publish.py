@@ -5,11 +5,15 @@ and pushes nothing.
 """
 
 import argparse
+import re
+import shlex
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from sacrebleu.metrics.base import Metric
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_vaswani
@@ -17,8 +21,10 @@ from hf_vaswani import VaswaniForConditionalGeneration
 
 from .average import RECORD as AVERAGE_RECORD
 from .checkpoints import STATE_NAME
+from .compound_split import LANGUAGES
 from .evaluation_data import Texts, read_texts
-from .metrics import build_metrics, measure
+from .event_files import NAME as EVENTS
+from .metrics import DEFAULT_METRICS, build_metrics, compare, measure
 from .model_card import (
     CURVES,
     Wishes,
@@ -31,6 +37,7 @@ from .model_card import (
     written_by_hand,
 )
 from .perplexity import perplexities
+from .run_facts import Run, find_run, first_source
 from .safe_trainer import RECORD_NAME
 from .score_report import Report
 from .translate import above_zero, load_checkpoint, translate
@@ -64,11 +71,33 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class TestSet:
-    """Sources and references to be translated and scored; whether they are tokenised already."""
+    """What is to be translated and scored.
+
+    Attributes:
+        name (`str`): Of the test set.
+        texts (`Texts`): Sources, references, and translations by others to compare with.
+        files (`list[str]`): Of the sources, and then of the references.
+        tokenized (`bool`): The text is already tokenised.
+    """
 
     name: str
     texts: Texts
+    files: list[str]
     tokenized: bool = False
+
+    def metrics(self, language: str | None) -> tuple[str, ...]:
+        """What is computed, of `metrics.METRICS`: also the paper's count, for a target language that it knows."""
+        return (*DEFAULT_METRICS, "compound-bleu") if language in LANGUAGES else DEFAULT_METRICS
+
+    def command(self, model: str, language: str | None) -> str:
+        """What gives the same scores."""
+        sources, *references = (Path(file).name for file in self.files)
+        words = ["hf-vaswani", "score", "--model", model, "--sources", sources, "--references", *references]
+        words += ["--tokenized"] if self.tokenized else []
+        words += ["--baseline", *(name for name, _ in self.texts.baselines)] if self.texts.baselines else []
+        if language in LANGUAGES:
+            words += ["--metrics", *self.metrics(language)] + ([] if self.tokenized else ["--language", language])
+        return shlex.join([*words, "--bootstrap"])
 
 
 def check_checkpoint(folder: Path) -> Checkpoint:
@@ -91,20 +120,27 @@ def check_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, model, tokenizer)
 
 
-def score_model(checkpoint: Checkpoint, test: TestSet, name: str) -> Report:
-    """Translates and scores: BLEU, chrF, chrF++, TER and perplexity, with 95% intervals.
+def score_model(checkpoint: Checkpoint, test: TestSet, name: str, language: str | None = None) -> Report:
+    """Translates and scores: BLEU, chrF, chrF++, TER, the paper's count and perplexity, with 95% intervals.
 
     Args:
         checkpoint (`Checkpoint`): Whose model translates, as its `generation_config` says.
         test (`TestSet`): If it is tokenised, BLEU counts its words as they are.
         name (`str`): Of the model, for signatures.
+        language (`str`, *optional*): Of the translations. Compound-split BLEU, the paper's count, knows some.
     """
     model, tokenizer, texts = checkpoint.model, checkpoint.tokenizer, test.texts
     translations = [text.replace("\n", " ") for text in translate(model, tokenizer, texts.sources)]
-    metrics = build_metrics(tokenize=("none",) if test.tokenized else (None,), language=None)
-    figures = measure(metrics, translations, texts.references, RESAMPLES)
+
+    def metrics(warn: bool) -> dict[str, Metric]:  # anew for each use, as `compare` needs them
+        tokenize, spoken = (("none",), None) if test.tokenized else ((None,), language)
+        return build_metrics(test.metrics(language), tokenize, language=spoken, warn=warn)
+
+    figures = measure(metrics(warn=True), translations, texts.references, RESAMPLES)
     figures += perplexities(model, tokenizer, texts.sources, texts.references, RESAMPLES, name=name)
-    return Report(name, len(translations), sum(not text.strip() for text in translations), figures)
+    compared = [compare(metrics(warn=False), translations, baseline, texts.references) for baseline in texts.baselines]
+    empty = sum(not text.strip() for text in translations)
+    return Report(name, len(translations), empty, figures, list(chain.from_iterable(compared)))
 
 
 def earlier_card(folder: Path, repo_id: str, revision: str | None, keep: str | None) -> str | None:
@@ -139,28 +175,59 @@ def _read_card(path: Path) -> str | None:
 
 
 def renewed_card(
-    checkpoint: Checkpoint, repo: str, wishes: Wishes, earlier: str | None
+    checkpoint: Checkpoint, repo: str, wishes: Wishes, earlier: str | None, test: TestSet | None = None
 ) -> tuple[str, dict[str, bytes]]:
     """The card, laid under what people wrote in the earlier one, and the files that go with it.
 
     Args:
         checkpoint (`Checkpoint`): What the card is about.
         repo (`str`): Where the model is to be found.
-        wishes (`Wishes`): What the publisher says; licence and languages are the earlier card's when not given.
+        wishes (`Wishes`): What the publisher says; licence and languages are the earlier card's or the run's
+            when not given.
         earlier (`str`, *optional*): The card that is there.
+        test (`TestSet`, *optional*): To be translated and scored.
+
+    Raises:
+        FileNotFoundError: A run or a recipe that the publisher names is not there.
+        ValueError: The run trained another model, the languages are not two, or the earlier card cannot be renewed.
     """
     given = {"license": wishes.license, "language": wishes.languages, "datasets": wishes.datasets}
     before = metadata(earlier) if earlier else {}
-    if wishes.license is None:
-        wishes = replace(wishes, license=before.get("license"))
-    if wishes.languages is None and isinstance(before.get("language"), list) and len(before["language"]) == 2:
-        wishes = replace(wishes, languages=before["language"])
-    card, files = write_card(checkpoint.folder, checkpoint.model, checkpoint.tokenizer, repo, wishes)
+    run = find_run(checkpoint.folder, checkpoint.model.config, wishes.run, wishes.recipe)
+    known = {"license": wishes.license or before.get("license"), "languages": _languages(wishes, before, run)}
+    wishes = replace(wishes, **known)
+    if test is not None:
+        wishes = _with_scores(checkpoint, repo, wishes, test)
+    wishes = replace(wishes, example=wishes.example or first_source(run))
+    card, files = write_card(checkpoint.folder, checkpoint.model, checkpoint.tokenizer, repo, wishes, run)
     asked = {key for key, value in given.items() if value is not None}
     text = merge(earlier, card, weights_of(checkpoint.folder), asked) if earlier else f"{card}\n"
     if not shows_curves(text):
         files.pop(CURVES, None)  # a picture of that name would be somebody's own
     return text, files
+
+
+def _languages(wishes: Wishes, before: dict, run: Run) -> list[str] | None:
+    """Source and target, as the publisher, the earlier card or the run has them."""
+    if wishes.languages is not None:
+        if len(wishes.languages) != 2:
+            found = " ".join(wishes.languages)
+            raise ValueError(f"--languages: expected source and target, as in: en de; got {found}.")
+        return wishes.languages
+    if isinstance(known := before.get("language"), list) and len(known) == 2:
+        return known
+    return [run.values["source_lang"], run.values["target_lang"]] if run.values else None
+
+
+def _with_scores(checkpoint: Checkpoint, repo: str, wishes: Wishes, test: TestSet) -> Wishes:
+    """The wishes, with the scores of a test set that is translated now."""
+    target = wishes.languages[1] if wishes.languages else None
+    return replace(
+        wishes,
+        reports={**wishes.reports, test.name: score_model(checkpoint, test, repo, target)},
+        score_commands={**wishes.score_commands, test.name: test.command(repo, target)},
+        example=wishes.example or test.texts.sources[0],
+    )
 
 
 def publish(
@@ -195,8 +262,7 @@ def publish(
     """
     checkpoint = check_checkpoint(Path(folder))
     earlier = earlier_card(Path(folder), repo_id, revision, keep)
-    wishes = with_scores(checkpoint, repo_id, wishes or Wishes(), test)
-    card, files = renewed_card(checkpoint, repo_id, wishes, earlier)
+    card, files = renewed_card(checkpoint, repo_id, wishes or Wishes(), earlier, test)
     api = HfApi()
     api.create_repo(repo_id, private=private, exist_ok=True)
     if revision is not None:
@@ -213,26 +279,15 @@ def _operations(
     """Adds the checkpoint's files and what is written for it, and deletes what is left of an earlier model."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and _matches(path.name, FILES)]
     uploads = {path.name: path for path in paths} | written
-    stale = [name for name in there if name not in uploads and _matches(name, [*WEIGHTS, *RECORDS])]
+    ours = re.compile(rf"{re.escape(EVENTS)}\.\d+")
+    left = (name for name in there if _matches(name, [*WEIGHTS, *RECORDS]) or ours.fullmatch(name))
+    stale = [name for name in left if name not in uploads]
     added = [CommitOperationAdd(name, content) for name, content in uploads.items()]
     return added + [CommitOperationDelete(name) for name in stale]
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
     return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def with_scores(
-    checkpoint: Checkpoint,
-    repo: str,
-    wishes: Wishes,
-    test: TestSet | None,
-) -> Wishes:
-    """The wishes, with the scores of a test set that is translated now."""
-    if test is None:
-        return wishes
-    reports = {**wishes.reports, test.name: score_model(checkpoint, test, repo)}
-    return replace(wishes, reports=reports, example=wishes.example or test.texts.sources[0])
 
 
 def write_card_only(
@@ -251,8 +306,7 @@ def write_card_only(
         wishes, test: As of `publish`.
     """
     checkpoint = check_checkpoint(Path(folder))
-    wishes = with_scores(checkpoint, repo, wishes or Wishes(), test)
-    card, files = renewed_card(checkpoint, repo, wishes, _read_card(Path(output) / CARD))
+    card, files = renewed_card(checkpoint, repo, wishes or Wishes(), _read_card(Path(output) / CARD), test)
     Path(output).mkdir(parents=True, exist_ok=True)
     for name, content in {CARD: card.encode(), **files}.items():
         if name in (CARD, CURVES):
@@ -276,22 +330,38 @@ def _parser() -> argparse.ArgumentParser:
     add("--keep", choices=("folder", "repository"), help="whose card, if people wrote different things in both")
 
     card = parser.add_argument_group("what the card says and no run records")
-    card.add_argument("--license", help="of the weights, as the Hub calls it: cc-by-4.0 (unknown)")
+    card.add_argument("--license", type=license_identifier, help="of the weights, as the Hub calls it: cc-by-4.0 "
+        "(unknown)")  # fmt: skip
     card.add_argument("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="en de (the run's)")
     card.add_argument("--datasets", nargs="+", help="names on the Hub (the run's)")
     card.add_argument("--run", help="folder of the run (the one that the checkpoint lies in)")
     card.add_argument("--recipe", help="path or name of the recipe, for a run without run.json")
-    card.add_argument("--hardware", help="what it was trained on: '8 x P100'")
+    card.add_argument("--hardware", help="what it was trained on: '8 x P100' (what the run recorded)")
     card.add_argument("--watts", type=above_zero, help="what that drew on average, for an estimate of the energy")
-    card.add_argument("--example", help="sentence to translate in the card (the first test source)")
+    card.add_argument("--example", help="sentence to translate in the card (the first test source, or the first "
+        "that the run was evaluated on, if its file is there unchanged)")  # fmt: skip
 
-    scores = parser.add_argument_group("scores")
+    scores = parser.add_argument_group(
+        "scores", "Scores of other test sets stay in the card, as long as the weights are the same."
+    )
     scores.add_argument("--test-sources", help="text file to translate and score, a sentence a line, plain or .gz")
     scores.add_argument("--test-references", nargs="+", help="its references")
+    scores.add_argument("--baseline", nargs="+", default=[], metavar="FILE", help="translations of these sources by "
+        "other systems, to test against")  # fmt: skip
     scores.add_argument("--tokenized", action="store_true", help="they are already tokenised: tokenised BLEU")
     scores.add_argument("--scores", nargs="+", default=[], metavar="FILE", help="what `hf-vaswani score --json` "
         "printed, in a file with the name of the test set")  # fmt: skip
     return parser
+
+
+def license_identifier(text: str) -> str:
+    """A licence, for argparse: the form of the Hub's identifiers, of which no list is to be had offline."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", text):
+        raise argparse.ArgumentTypeError(
+            "expected an identifier of the Hub, of lowercase letters, digits, dots and dashes, as in cc-by-4.0, "
+            f"got {text!r}"
+        )
+    return text
 
 
 def _test_name(file: str) -> str:
@@ -307,16 +377,17 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("give --repo, or --card-only")
     if bool(args.test_sources) != bool(args.test_references):
         parser.error("--test-sources and --test-references go together")
+    if args.baseline and not args.test_sources:
+        parser.error("--baseline needs --test-sources")
     names = ("license", "languages", "datasets", "run", "recipe", "hardware", "watts", "example")
     wishes = Wishes(**{name: vars(args)[name] for name in names})
     wishes.reports = {Path(file).stem: read_report(file) for file in args.scores}
     repo, test = args.repo or f"user/{Path(args.checkpoint).resolve().name}", None
     if args.test_sources:
-        texts = read_texts(None, args.test_references, args.test_sources, [])
-        test = TestSet(_test_name(args.test_sources), texts, args.tokenized)
-        files = [Path(args.test_sources).name, *(Path(file).name for file in args.test_references)]
-        options = f"--sources {files[0]} --references {' '.join(files[1:])}{' --tokenized' * args.tokenized}"
-        wishes.score_command = f"hf-vaswani score --model {repo} {options} --bootstrap"
+        texts = read_texts(None, args.test_references, args.test_sources, args.baseline)
+        texts.baselines = [(Path(file).name, lines) for file, lines in texts.baselines]
+        files = [args.test_sources, *args.test_references]
+        test = TestSet(_test_name(args.test_sources), texts, files, args.tokenized)
     if args.card_only is not None:
         print(write_card_only(args.checkpoint, args.card_only or args.checkpoint, repo, wishes, test))
         return

@@ -4,7 +4,7 @@ paper. What was not recorded is said to be so, what is estimated is called an es
 import json
 import logging
 import math
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -13,10 +13,13 @@ import yaml
 from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniConfig
+from hf_vaswani.checkpoint_vaswani import checksum
 
 from .arguments import GROUPS, load_recipe
 from .average import RECORD
 from .checkpoints import STATE_NAME, checkpoint_folders
+from .data import load_pairs
+from .event_files import event_files
 from .run_record import model_fields
 from .safe_trainer import RECORD_NAME
 from .train import GENERATION
@@ -59,6 +62,7 @@ class Run:
         record (`dict`, *optional*): `run.json`.
         averaged (`dict`, *optional*): `averaged_from.json`.
         recipe (`str`, *optional*): Text of the recipe that the publisher names; `named` holds its fields.
+        events (`list[Path]`): TensorBoard's files.
     """
 
     state: dict | None = None
@@ -66,6 +70,7 @@ class Run:
     averaged: dict | None = None
     recipe: str | None = None
     named: dict | None = None
+    events: list[Path] = field(default_factory=list)
 
     @property
     def values(self) -> dict:
@@ -103,8 +108,21 @@ def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, re
         logger.warning("%s is not of the model in %s (%s): its records are not used.", folder, checkpoint, other)
         record, places = None, [checkpoint]
     state = _state([folder if folder in places else checkpoint, *places], _step(checkpoint, averaged))
+    own = run is not None or checkpoint_folders(folder) or _read(folder / STATE_NAME)  # not just any folder above it
+    events = event_files(folder) if own and folder in places and state is not None else []
     text, named = (None, None) if recipe is None else (_recipe_text(recipe), load_recipe(recipe))
-    return Run(state, record, averaged, text, named)
+    return Run(state, record, averaged, text, named, events)
+
+
+def first_source(run: Run) -> str | None:
+    """The first sentence that the run was evaluated on while training, if its file is where it was, and the same."""
+    values = run.values
+    files = values.get("places of eval_files", [])
+    known = [values.get(f"eval_files[{position}]") for position in range(len(files))]
+    if not files or not all(Path(file).is_file() for file in files) or known != [checksum(Path(f)) for f in files]:
+        return None
+    pairs = load_pairs(files, values["source_lang"], values["target_lang"], drop_empty=True, streaming=True)
+    return next((pair["source"] for pair in pairs if pair["source"].strip()), None)
 
 
 def _read(path: Path) -> dict | None:

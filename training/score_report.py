@@ -52,22 +52,23 @@ def _finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_text(report: Report, markdown: bool = False) -> str:
-    """Tables and lines for people, or the same in Markdown."""
+def as_text(report: Report, markdown: bool = False, level: int = 3) -> str:
+    """Tables and lines for people, or the same in Markdown, with headings of a level."""
     parts = [_figures(report, markdown)]
     if report.comparisons:
-        parts += [_heading("Against baselines", markdown), _comparisons(report.comparisons, markdown)]
+        parts += [_heading("Against baselines", markdown, level), _comparisons(report.comparisons, markdown)]
     if report.buckets:
         heading = f"By length of the {report.length_of} in words"
-        parts += [_heading(heading, markdown), _buckets(report.buckets, markdown)]
+        parts += [_heading(heading, markdown, level), _buckets(report.buckets, markdown)]
     for kind, found in (("Worst", report.worst), ("Best", report.best)):
         if found:
-            parts += [_heading(f"{kind} sentences by {report.examples_by}", markdown), _examples(found, markdown)]
+            heading = f"{kind} sentences by {report.examples_by}"
+            parts += [_heading(heading, markdown, level), _examples(found, markdown)]
     return "\n\n".join(parts)
 
 
-def _heading(text: str, markdown: bool) -> str:
-    return f"### {text}" if markdown else f"{text}:"
+def _heading(text: str, markdown: bool, level: int) -> str:
+    return f"{'#' * level} {text}" if markdown else f"{text}:"
 
 
 def _figures(report: Report, markdown: bool) -> str:
