@@ -210,7 +210,12 @@ def test_the_run_records_where_its_evaluation_data_lie(run, data):  # noqa: F811
 
 @pytest.mark.parametrize("options", [[], ["--tokenized"]])
 def test_the_command_in_the_card_gives_the_scores_in_the_card(
-    run, data, tmp_path, capsys, monkeypatch, options  # noqa: F811
+    run,
+    data,  # noqa: F811
+    tmp_path,
+    capsys,
+    monkeypatch,
+    options,
 ):
     """The paper's count and the tests against another system among them."""
     monkeypatch.setattr(PairedTest, "_DEFAULT_SAMPLES", {"ar": 60, "bs": 60})
@@ -656,7 +661,7 @@ def test_a_card_of_this_repository_can_be_renewed_and_names_no_machine(path):
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.parent.name)
 def test_the_scoring_commands_of_a_card_of_this_repository_can_be_run(path, monkeypatch):
     """Up to where they read files: the options go together, and the metrics know the language."""
-    commands = re.findall(r"^ *(hf-vaswani score .*(?:\\\n.*)*)", path.read_text(), re.M)
+    commands = re.findall(r"^ *(hf-vaswani score (?:.*\\\n)*.*)", path.read_text(), re.M)
     assert commands
     for command in commands:
         seen = []
