@@ -10,7 +10,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from hf_vaswani import VaswaniConfig
-from training.arguments import expand, load_recipe, packaged_recipes, parse_arguments
+from training.arguments import VaswaniTrainingArguments, expand, load_recipe, packaged_recipes, parse_arguments
 
 
 def parse(*words: str, output_dir: str = "unused"):
@@ -104,6 +104,8 @@ def test_accumulation_follows_from_the_devices(tokens_per_device, parts):
         (["--metric_for_best_model", "rouge"], "metric_for_best_model=rouge: evaluation reports eval_loss, eval_perp"),
         (["--tokens_per_device", "5000", "--gradient_accumulation_steps", "2"], "makes it 5: give one of them"),
         (["--eval_steps", "300", "--save_steps", "200"], "eval_steps=300.* must be a multiple of save_steps=200"),
+        (["--learning_rate", "-1"], "learning_rate must not be negative, got -1.0"),
+        (["--eval_strategy", "often"], "often"),
         (["--warmup_steps", "0"], "without a warm-up, the peak learning_rate must be given"),
         (
             ["--model_overrides", "d_model=128"],
@@ -118,6 +120,46 @@ def test_accumulation_follows_from_the_devices(tokens_per_device, parts):
 def test_a_bad_argument_is_named(words, message):
     with pytest.raises(ValueError, match=message):
         parse(*words)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "-3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("max_steps", "num_train_epochs", "save_minutes", "num_proc", "max_length", "max_length_ratio"),
+        *("stream_window", "early_stopping_patience", "average_count", "tokens_per_device", "eval_tokens_per_device"),
+    ],
+)
+def test_what_must_be_positive_is_named(name, value):
+    if (name, value) == ("max_steps", "-1"):
+        assert parse("--max_steps", "-1", "--num_train_epochs", "2")[2].max_steps == -1  # transformers' "by epochs"
+        return
+    with pytest.raises(ValueError, match=rf"^{name} must be positive, got {value}(\.0)?\.$"):
+        parse(f"--{name}", value)
+
+
+@pytest.mark.parametrize(
+    ("word", "close"), [("--train_file", "--train_files"), ("--train-fils=a.tsv", "--train_files"), ("--zzz", None)]
+)
+def test_an_unknown_argument_comes_with_what_it_is_close_to(word, close):
+    with pytest.raises(ValueError, match="unknown argument") as error:
+        parse(word)
+    assert str(error.value) == f"unknown argument {word}." + (f" Did you mean '{close}'?" if close else "")
+
+
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_weights_divided_by_deepspeed_are_refused(monkeypatch, stage):
+    """As far as can be seen without DeepSpeed: with the plugin that `accelerate launch` would have made."""
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", stage)
+    plugin = DeepSpeedPlugin()
+    monkeypatch.setattr(
+        VaswaniTrainingArguments, "deepspeed_plugin", property(lambda self: plugin, lambda *args: None), raising=False
+    )
+    if stage == "2":
+        assert parse()[2].deepspeed_plugin is plugin
+        return
+    with pytest.raises(ValueError, match=r"DeepSpeed, zero_stage 3: .* Use zero_stage 2, or FSDP2"):
+        parse()
 
 
 def test_paths_hold_environment_variables(monkeypatch):

@@ -20,6 +20,14 @@ import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 
+def check_positive(arguments, *names: str) -> None:
+    """Raises ValueError for a field that has a value, and one that is not positive."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} must be positive, got {value}.")
+
+
 @dataclass
 class ModelArguments:
     """Which model to train."""
@@ -52,10 +60,9 @@ class ModelArguments:
     )
 
     def __post_init__(self):
+        check_positive(self, "extend_vocabulary", "lora_rank")
         for name in ("extend_vocabulary", "lora_rank"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be positive, got {value}.")
             if value is not None and self.init_from is None:
                 raise ValueError(f"{name}={value} needs init_from, the model to start from.")
         if self.tokenizer_from is not None and self.init_from is not None:
@@ -99,6 +106,9 @@ class DataArguments:
         default=100_000,
         metadata={"help": "Pairs of a stream that are sorted into batches at a time, and that the vocabulary sees."},
     )
+
+    def __post_init__(self):
+        check_positive(self, "max_length", "max_length_ratio", "num_proc", "stream_window")
 
 
 METRICS = {"eval_loss": False, "eval_perplexity": False, "eval_bleu": True}  # of an evaluation: whether more is better
@@ -158,7 +168,8 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         default=0.999, metadata={"help": "Of the moving average: about the last 1 / (1 - ema_decay) updates count."}
     )
     eval_average: bool = field(
-        default=False, metadata={"help": "With average=ema: evaluate the average, not the weights of the update."}
+        default=False,
+        metadata={"help": "With average=ema or last: evaluate the average, not the weights of the update."},
     )
 
     # Section 5.3. The peak of the paper's schedule follows from the model: (d_model * warmup) ** -0.5.
@@ -205,7 +216,10 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             self.metric_for_best_model = "eval_loss"
         if self.greater_is_better is None:  # transformers would take more perplexity for better
             self.greater_is_better = METRICS.get(self.best_metric)
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ValueError as error:  # transformers names the field
+            raise ValueError(str(error)) from error
         self._check()
         if self.tokens_per_device is not None:
             self.set_accumulation()
@@ -217,11 +231,17 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
                 f"label_smoothing_factor={self.label_smoothing_factor}: the model smooths its own loss, in training "
                 "only. Set label_smoothing in the model: --model_overrides '{\"label_smoothing\": 0.1}'."
             )
-        for name in ("source_tokens_per_update", "target_tokens_per_update", "eval_tokens_per_device"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
-        if self.tokens_per_device is not None and self.tokens_per_device < 1:
-            raise ValueError(f"tokens_per_device must be positive, got {self.tokens_per_device}.")
+        check_positive(self, "source_tokens_per_update", "target_tokens_per_update", "tokens_per_device")
+        check_positive(self, "eval_tokens_per_device", "num_train_epochs", "save_minutes", "early_stopping_patience")
+        if self.max_steps != -1:  # which leaves it to num_train_epochs
+            check_positive(self, "max_steps")
+        if self.learning_rate is not None and self.learning_rate < 0:
+            raise ValueError(f"learning_rate must not be negative, got {self.learning_rate}.")
+        if self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3:
+            raise ValueError(
+                "DeepSpeed, zero_stage 3: in evaluation every device translates sentences of its own, for which it "
+                "needs all weights. Use zero_stage 2, or FSDP2."
+            )
         if self.learning_rate is None and self.lr_scheduler_type == "inverse_sqrt" and self.warmup_steps < 1:
             raise ValueError(
                 f"warmup_steps={self.warmup_steps}: without a warm-up, the peak learning_rate must be given."
@@ -247,8 +267,6 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 "enable_jit_checkpoint: `hf-vaswani train` writes a checkpoint on SIGTERM anyway, after the update."
             )
-        if self.early_stopping_patience is not None and self.early_stopping_patience < 1:
-            raise ValueError(f"early_stopping_patience must be positive, got {self.early_stopping_patience}.")
         if self.best_metric is not None and self.best_metric not in METRICS:
             raise ValueError(
                 f"metric_for_best_model={self.metric_for_best_model}: evaluation reports {', '.join(METRICS)} only."
@@ -265,16 +283,18 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         """Raises ValueError for an average that cannot be made."""
         if self.average not in (None, "last", "best", "ema"):
             raise ValueError(f"average must be last, best or ema, got {self.average!r}.")
-        if self.average_count < 1:
-            raise ValueError(f"average_count must be positive, got {self.average_count}.")
+        check_positive(self, "average_count")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be in [0, 1), got {self.ema_decay}.")
-        if self.eval_average and self.average != "ema":
-            raise ValueError(f"eval_average needs average=ema, got average={self.average}.")
+        if self.eval_average and self.average not in ("ema", "last"):
+            raise ValueError(
+                f"eval_average needs average=ema or last, got average={self.average}: the best checkpoints are "
+                "known only by scores of their own."
+            )
         if self.eval_average and self.load_best_model_at_end:
             raise ValueError(
-                "eval_average with load_best_model_at_end: what is scored is the average, which is `ema` in the best "
-                "checkpoint, and not the weights that would be loaded."
+                "eval_average with load_best_model_at_end: what is scored is the average, and not the weights that "
+                "would be loaded."
             )
         if self.average == "last" and self.save_strategy == "no" and self.save_minutes is None:
             raise ValueError("average=last needs checkpoints, but save_strategy is no.")
@@ -346,9 +366,13 @@ def load_recipe(name: str) -> dict:
     known = [f.name for cls in GROUPS for f in fields(cls)]
     for key in recipe:
         if key not in known:
-            close = get_close_matches(str(key), known, n=1)
-            raise ValueError(f"{path}: unknown field {key!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+            raise ValueError(f"{path}: unknown field {key!r}.{_suggestion(str(key), known)}")
     return recipe
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _read_yaml(text: str, place: str) -> dict:
@@ -422,7 +446,8 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[ModelArguments, Data
         [*words, *argv], return_remaining_strings=True
     )
     if unknown:
-        raise ValueError(f"unknown argument {unknown[0]}")
+        known = [f"--{f.name}" for cls in GROUPS for f in fields(cls)]
+        raise ValueError(f"unknown argument {unknown[0]}.{_suggestion(unknown[0].split('=')[0], known)}")
     data.train_files = [expand(path) for path in data.train_files or []]
     data.eval_files = [expand(path) for path in data.eval_files or []]
     for name in ("init_from", "tokenizer_from"):
