@@ -41,7 +41,7 @@ def test_counts_leave_out_padding():
 def test_figures_and_ratios_of_runs():
     config = tiny_config()
     runs = [(2.0, training.Counts(100, 100, 250)), (1.0, training.Counts(100, 100, 250))]
-    ours = training.summary({"runs": runs, "memory": 2**21}, config, rate=1e9)
+    ours = training.summary({"runs": runs, "memory": 2**21, "compiled": {}}, config, rate=1e9)
     assert (ours["target_tokens_per_second"], ours["range"], ours["padding_share"]) == (75.0, [50.0, 100.0], 0.2)
     assert ours["peak_memory_mb"] == 2
     half = {**ours, "target_tokens_per_second": 37.5, "peak_memory_mb": 4}

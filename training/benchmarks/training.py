@@ -8,6 +8,8 @@ An update has the same number of target tokens for all: this package fills budge
 time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length.
 Repetitions are interleaved; medians are reported with the range. Rates count target tokens without padding. MFU is the
 share of the machine's rate in matrix products, measured in between, that the real tokens' matrix products are done at.
+With `--compile`, this package's model is compiled; the figures say into how many graphs, how many of them because none
+fitted, and in how many seconds. What is compiled after the first update counts as training.
 
 With `--lengths`: time of a forward pass and of a training step against the length of the sentences, at the same number
 of tokens (Table 1 of the paper). The last line is one JSON object.
@@ -24,6 +26,7 @@ from itertools import product
 
 import torch
 from datasets import Dataset
+from torch._dynamo.utils import get_compilation_metrics
 from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedModel,
@@ -136,7 +139,8 @@ def make_trainer(system: str, config: VaswaniConfig, dataset: Dataset, tokenizer
     torch.manual_seed(0)
     if system == "ours":
         tokens = {"source_tokens_per_update": args["tokens"], "target_tokens_per_update": args["tokens"]}
-        arguments = VaswaniTrainingArguments(**common, **tokens, learning_rate=1e-4, tokens_per_device=args["part"])
+        tokens |= {"tokens_per_device": args["part"]}
+        arguments = VaswaniTrainingArguments(**common, **tokens, learning_rate=1e-4, torch_compile=args["compile"])
         return counting(VaswaniTrainer, stepper)(
             VaswaniForConditionalGeneration(config),
             arguments,
@@ -162,6 +166,16 @@ def make_trainer(system: str, config: VaswaniConfig, dataset: Dataset, tokenizer
     )
 
 
+def compilations() -> dict:
+    """What `torch.compile` has done in this process: graphs, those that were needed because none fitted, seconds."""
+    metrics = get_compilation_metrics()
+    return {
+        "graphs": len(metrics),
+        "recompilations": sum(one.recompile_reason is not None for one in metrics),
+        "compile_seconds": round(sum(one.duration_us or 0 for one in metrics) / 1e6, 1),
+    }
+
+
 def work(connection, system: str, config: VaswaniConfig, dataset: Dataset, tokenizer, args: dict) -> None:
     """A system's process."""
     torch.set_num_threads(args["threads"])
@@ -171,7 +185,7 @@ def work(connection, system: str, config: VaswaniConfig, dataset: Dataset, token
         try:
             trainer.train()
         except Over:
-            connection.send(peak_memory())
+            connection.send((peak_memory(), compilations() if args["compile"] and system == "ours" else {}))
 
 
 def read_data(files: list[str]) -> tuple[Dataset, object]:
@@ -186,6 +200,7 @@ def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset,
     config = VaswaniConfig(**{"vocab_size": len(tokenizer), **SIZES[size]})
     pairs = round(args.tokens * len(dataset) / sum(map(len, dataset["labels"])))
     options = {"dtype": dtype, "tokens": args.tokens, "pairs": pairs, "threads": args.threads}
+    options |= {"compile": args.compile}
     options["part"] = min(args.part_tokens, args.tokens)
     context = multiprocessing.get_context("spawn")
     connections, found = {}, {system: {"runs": []} for system in args.systems}
@@ -203,7 +218,7 @@ def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset,
             found[system]["runs"].append(connection.recv())
     for system, connection in connections.items():
         connection.send(0)
-        found[system]["memory"] = connection.recv()
+        found[system]["memory"], found[system]["compiled"] = connection.recv()
     rate = statistics.median(rates)
     return {system: summary(found[system], config, rate) for system in args.systems}
 
@@ -220,6 +235,7 @@ def summary(found: dict, config: VaswaniConfig, rate: float) -> dict:
         "padding_share": round(1 - sum(c.source + c.target for _, c in found["runs"]) / places, 4),
         "peak_memory_mb": round(found["memory"] / 2**20),
         "matrix_products_gflops": round(rate / 1e9),
+        **found["compiled"],
     }
 
 
@@ -292,6 +308,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="target tokens of an update (%(default)s)")
     parser.add_argument("--part-tokens", type=int, default=2048, help="of this package's batches (%(default)s)")
     parser.add_argument("--updates", type=int, default=3, help="of a repetition (%(default)s)")
+    parser.add_argument("--compile", action="store_true", help="compile this package's model by torch.compile")
     parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
     args = parser.parse_args(argv)
