@@ -32,13 +32,13 @@ def checksum(path: Path) -> dict:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def read_checksums(folder: str | os.PathLike) -> dict[str, dict] | None:
-    """What `checksums.json` in a folder says; `None` if there is none.
+def read_checksums(folder: str | os.PathLike, name: str = CHECKSUMS_NAME) -> dict[str, dict] | None:
+    """What `checksums.json` in a folder says, or another file like it; `None` if there is none.
 
     Raises:
         OSError: It says nothing that can be understood.
     """
-    path = Path(folder, CHECKSUMS_NAME)
+    path = Path(folder, name)
     if not path.is_file():
         return None
     try:

@@ -5,7 +5,7 @@ import torch
 from conftest import tiny_config
 
 from hf_vaswani import VaswaniForConditionalGeneration
-from training.average import average
+from training.average import average, last_checkpoints
 from training.cli import main
 
 
@@ -18,7 +18,7 @@ def run(tmp_path, tokenizer):
         VaswaniForConditionalGeneration(tiny_config()).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         if step != 110:
-            (folder / "trainer_state.json").write_text("{}")
+            (folder / "trainer_state.json").write_text('{"save_steps": 10, "max_steps": 200}')
     return tmp_path
 
 
@@ -54,8 +54,10 @@ def test_the_average_is_tied(run):
 
 def test_what_cannot_be_averaged_is_named(run, capsys):
     output = ["--output", str(run / "mean")]
-    assert main(["average", "--run", str(run), "--last", "4", *output]) == 1
-    assert "asked for the last 4 checkpoints, found 3" in capsys.readouterr().err
+    assert main(["average", "--run", str(run), "--last", "11", *output]) == 1
+    assert "asked for the last 11 checkpoints, and it has written 10" in capsys.readouterr().err
+    assert main(["average", "--run", str(run), "--last", "5", *output]) == 1
+    assert "of the last 5 checkpoints, these are gone: checkpoint-60, checkpoint-70" in capsys.readouterr().err
 
     VaswaniForConditionalGeneration(tiny_config(d_ff=32)).save_pretrained(run / "other")
     names = [str(run / "checkpoint-80"), str(run / "other")]
@@ -73,8 +75,45 @@ def test_a_best_checkpoint_from_long_ago_is_not_one_of_the_last(run, capsys):
     """The Trainer keeps it when it deletes its neighbours."""
     (run / "checkpoint-80").rename(run / "checkpoint-20")
     assert main(["average", "--run", str(run), "--last", "3", "--output", str(run / "mean")]) == 1
-    assert "checkpoint-20 is not one of the last 3 that were written" in capsys.readouterr().err
+    assert "of the last 3 checkpoints, these are gone: checkpoint-80." in capsys.readouterr().err
     assert main(["average", "--run", str(run), "--last", "2", "--output", f"{run}/mean/"]) == 0
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_checkpoint_of_an_interruption_is_not_one_of_the_last(run, noted):
+    """Whether the run noted which it wrote in its own time, here every so many minutes, or its `save_steps` tell."""
+    steps = {True: (7, 81, 97, 113), False: (70, 80, 90, 95)}[noted]
+    for old, new in zip((110, 100, 90, 80), steps[::-1]):
+        (run / f"checkpoint-{old}").rename(run / f"{new}")
+    for step in steps:
+        folder = (run / str(step)).rename(run / f"checkpoint-{step}")
+        (folder / "trainer_state.json").write_text('{"save_steps": 10, "max_steps": 200}')
+        if noted:
+            saved = [one for one in (7, 81, 97) if one <= step]
+            (folder / "progress.json").write_text(json.dumps({"saved_steps": saved}))
+    assert main(["average", "--run", str(run), "--last", "3", "--output", str(run / "mean")]) == 0
+    record = json.loads((run / "mean" / "averaged_from.json").read_text())
+    assert record["checkpoints"] == [str(run / f"checkpoint-{step}") for step in steps[:3]]
+
+
+def test_the_checkpoint_of_the_last_update_is_one_of_the_last(run):
+    """Also where `save_steps` does not divide the updates."""
+    (run / "checkpoint-110").rename(run / "checkpoint-105")
+    (run / "checkpoint-105" / "trainer_state.json").write_text('{"save_steps": 10, "max_steps": 105}')
+    assert [folder.name for folder in last_checkpoints(str(run), 2)] == ["checkpoint-100", "checkpoint-105"]
+
+
+def test_an_average_that_cannot_be_written_leaves_nothing(run, capsys, monkeypatch):
+    def full(self, folder, **kwargs):
+        raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
+    before = {path.name for path in run.iterdir()}
+    assert main(["average", "--run", str(run), "--last", "2", "--output", str(run / "mean")]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"hf-vaswani average: {run}: mean could not be written, with ")
+    assert error.endswith(" bytes free there: No space left on device (os error 28).")
+    assert {path.name for path in run.iterdir()} == before
 
 
 def test_an_adapter_is_no_model_to_average(tmp_path):

@@ -1,6 +1,7 @@
 import json
 import logging
 import shutil
+import signal
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from training.arguments import VaswaniTrainingArguments
+from training.average import average, last_checkpoints
 from training.averaging import write_average
 from training.checkpoints import complete_checkpoints
+from training.stopping import StopOnSignal
 from training.trainer import VaswaniTrainer
 
 
@@ -22,6 +25,17 @@ class Weights(TrainerCallback):
 
     def on_step_end(self, args, state, control, model, **kwargs):
         self.after.append(copies(model))
+
+
+class SignalAfter(TrainerCallback):
+    """A signal that `stop` gets within an update."""
+
+    def __init__(self, step: int | None, stop: StopOnSignal):
+        self.step, self.stop = step, stop
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.stop.received = signal.SIGTERM
 
 
 def copies(model) -> dict[str, torch.Tensor]:
@@ -135,13 +149,69 @@ def test_the_mean_of_the_best_checkpoints_is_written_and_they_are_kept(tmp_path,
     assert json.loads((output / "averaged_from.json").read_text())["eval_bleu"] == [40.0, 30.0]
 
 
+def test_more_checkpoints_to_average_on_resume_take_no_older_best_one(tmp_path, tokenizer, pairs, monkeypatch, caplog):
+    """Of 1, 2, ..., 8, those before 7 are gone but for the best, the first."""
+    scores = iter([50.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0])
+    monkeypatch.setattr(VaswaniTrainer, "_bleu", lambda self, dataset, options: next(scores))
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "metric_for_best_model": "bleu"}
+    options |= {"average": "last", "save_total_limit": 2}
+    make_trainer(tmp_path, tokenizer, pairs, max_steps=8, average_count=2, **options).train()
+    trainer = make_trainer(tmp_path, tokenizer, pairs, max_steps=9, average_count=4, **options)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    names = [folder.name for folder in complete_checkpoints(tmp_path)]
+    assert names == ["checkpoint-1", "checkpoint-7", "checkpoint-8", "checkpoint-9"]
+    with caplog.at_level(logging.WARNING):
+        output = write_average(trainer)
+    assert "of 4 checkpoints, there are 3" in caplog.text
+    record = json.loads((output / "averaged_from.json").read_text())
+    assert record["checkpoints"] == [str(tmp_path / name) for name in names[1:]]
+    assert_mean(output, [tmp_path / name for name in names[1:]])
+
+
+def test_a_checkpoint_of_an_interruption_is_not_averaged(tmp_path, tokenizer, pairs):
+    """A signal after update 3, where a checkpoint is due every second one, and after update 6, where one is due."""
+    options = {"average": "last", "average_count": 3, "save_steps": 2}
+    for step, resumed in ((3, None), (6, "checkpoint-3"), (None, "checkpoint-6")):
+        trainer, stop = make_trainer(tmp_path, tokenizer, pairs, max_steps=8, **options), StopOnSignal()
+        trainer.add_callback(SignalAfter(step, stop))
+        trainer.add_callback(stop)
+        trainer.train(resume_from_checkpoint=resumed and str(tmp_path / resumed))
+        assert trainer.state.global_step == (step or 8)
+    names = [folder.name for folder in complete_checkpoints(tmp_path)]
+    assert names == [f"checkpoint-{step}" for step in (2, 3, 4, 6, 8)]
+    record = json.loads((write_average(trainer) / "averaged_from.json").read_text())
+    assert record["checkpoints"] == [str(tmp_path / f"checkpoint-{step}") for step in (4, 6, 8)]
+    assert last_checkpoints(str(tmp_path), 4) == [tmp_path / f"checkpoint-{step}" for step in (2, 4, 6, 8)]
+
+
+def test_evaluation_scores_the_mean_of_the_last_checkpoints(tmp_path, tokenizer, pairs):
+    """That of the weights of updates 1 to 3, and of 2 to 4; it changes neither weights nor what is learned."""
+    evaluation = {"generation_num_beams": 1, "generation_max_length": 12}
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "max_steps": 4, **evaluation}
+    average_last = {"average": "last", "average_count": 3, "eval_average": True}
+    trainer = make_trainer(tmp_path, tokenizer, pairs, **average_last, **options)
+    trainer.train()
+    found = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    for step, parts in ((1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [2, 3, 4])):
+        average([tmp_path / f"checkpoint-{part}" for part in parts], str(tmp_path / f"mean-{step}"))
+        model = VaswaniForConditionalGeneration.from_pretrained(tmp_path / f"mean-{step}")
+        expected = make_trainer(tmp_path / "plain", tokenizer, pairs, model, **evaluation).evaluate()
+        assert found[step] == expected["eval_loss"]
+    assert trainer.evaluate()["eval_loss"] == found[4]
+
+    undisturbed = make_trainer(tmp_path / "plain", tokenizer, pairs, **options)
+    undisturbed.train()
+    assert_equal(copies(undisturbed.model), copies(trainer.model))
+    assert undisturbed.evaluate()["eval_loss"] != found[4]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"average": "lats"}, "average must be last, best or ema, got 'lats'"),
         ({"average_count": 0}, "average_count must be positive, got 0"),
         ({"average": "ema", "ema_decay": 1.0}, r"ema_decay must be in \[0, 1\), got 1.0"),
-        ({"average": "last", "eval_average": True}, "eval_average needs average=ema, got average=last"),
+        ({"average": "best", "eval_average": True}, "eval_average needs average=ema or last, got average=best"),
         ({"average": "best", "metric_for_best_model": None}, "average=best needs evaluation while training"),
         ({"average": "best", "eval_strategy": "no"}, "average=best needs evaluation while training"),
         ({"average": "best", "save_strategy": "epoch"}, "save_strategy is epoch, eval_strategy steps"),

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import shutil
 import sys
@@ -92,8 +93,11 @@ def test_a_run_starts_from_the_models_weights_vocabulary_and_search(words, start
     assert str(start) not in (tmp_path / "config.json").read_text()
 
 
-def test_the_loss_falls_from_where_the_model_was(words, start, tmp_path):
-    assert main(words(tmp_path, "--max_steps", "8")) == 0
+def test_the_loss_falls_from_where_the_model_was(words, start, tmp_path, caplog):
+    """And a run that does not keep the best weights says so."""
+    with caplog.at_level(logging.WARNING):
+        assert main(words(tmp_path, "--max_steps", "8")) == 0
+    assert "Without load_best_model_at_end, output_dir gets the last weights" in caplog.text
     losses = [entry["eval_loss"] for entry in history_of(tmp_path) if "eval_loss" in entry]
     assert len(losses) == 4
     assert losses[-1] < losses[0]

@@ -4,10 +4,12 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -19,7 +21,7 @@ from datasets import IterableDataset
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training.arguments import VaswaniTrainingArguments, parse_arguments
-from training.checkpoints import complete_checkpoints
+from training.checkpoints import TRAINING_CHECKSUMS_NAME, complete_checkpoints
 from training.cli import main
 from training.data import FilteredStream
 from training.demo_data import write_demo_data
@@ -147,6 +149,7 @@ def test_a_vocabulary_that_has_changed_is_not_resumed_with(run, data, tmp_path, 
     path = complete_checkpoints(copy)[-1] / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     tokenizer["model"]["merges"].pop()
+    (path.parent / TRAINING_CHECKSUMS_NAME).unlink()
     path.write_text(json.dumps(tokenizer))
     assert main(words(data, copy, "--max_steps", "6", "--resume")) == 1
     assert "tokenizer (" in capsys.readouterr().err
@@ -173,6 +176,7 @@ def test_what_changes_nothing_that_is_learned_may_change_and_is_logged(run, data
 def test_weights_alone_are_not_resumed_from(run, data, tmp_path, capsys):
     shutil.copytree(run / "checkpoint-4", tmp_path / "checkpoint-4")
     (tmp_path / "checkpoint-4" / "optimizer.pt").unlink()
+    (tmp_path / "checkpoint-4" / TRAINING_CHECKSUMS_NAME).unlink()
     assert main(words(data, tmp_path, "--max_steps", "6", "--resume")) == 1
     assert "checkpoint-4 has no state of the optimiser (save_only_model)" in capsys.readouterr().err
 
@@ -182,11 +186,11 @@ def test_a_state_of_the_optimiser_that_would_not_be_read_is_named(run, data, tmp
     """DeepSpeed writes and reads its own; the Trainer would go on without what it cannot read."""
     copy = Path(shutil.copytree(run / "checkpoint-4", tmp_path / "checkpoint-4"))
     if by == "by":
-        for name in ("optimizer.pt", "scheduler.pt"):
+        for name in ("optimizer.pt", "scheduler.pt", TRAINING_CHECKSUMS_NAME):
             (copy / name).unlink()
         (copy / "global_step4").mkdir()
     else:
-        plugin = property(lambda self: "it", lambda *args: None)
+        plugin = property(lambda self: SimpleNamespace(zero_stage=2), lambda *args: None)
         monkeypatch.setattr(VaswaniTrainingArguments, "deepspeed_plugin", plugin, raising=False)
     assert main(words(data, tmp_path, "--max_steps", "6", "--resume")) == 1
     assert f"checkpoint-4 was written {by} DeepSpeed, and this run is {other} it" in capsys.readouterr().err
@@ -195,6 +199,7 @@ def test_a_state_of_the_optimiser_that_would_not_be_read_is_named(run, data, tmp
 def test_a_state_of_the_schedule_that_is_lost_is_named(run, data, tmp_path, capsys):
     shutil.copytree(run / "checkpoint-4", tmp_path / "checkpoint-4")
     (tmp_path / "checkpoint-4" / "scheduler.pt").unlink()
+    (tmp_path / "checkpoint-4" / TRAINING_CHECKSUMS_NAME).unlink()
     assert main(words(data, tmp_path, "--max_steps", "6", "--resume")) == 1
     assert "checkpoint-4 has no state of the optimiser" in capsys.readouterr().err
 
@@ -217,11 +222,13 @@ def test_a_schedule_that_ends_with_the_run_cannot_be_extended(data, tmp_path, ca
 def test_without_a_record_the_model_alone_is_compared(run, data, tmp_path, capsys, caplog):
     copy = tmp_path / "run"
     shutil.copytree(run / "checkpoint-4", copy / "checkpoint-4")
-    (copy / "checkpoint-4" / "run.json").unlink()
+    for name in ("run.json", TRAINING_CHECKSUMS_NAME):
+        (copy / "checkpoint-4" / name).unlink()
     other = ["--resume", "--model_overrides", '{"d_model": 16, "num_heads": 4}']
     with caplog.at_level(logging.WARNING):
         assert main(words(data, copy, "--max_steps", "5", *other)) == 1
     assert "has no run.json: only its model is compared" in caplog.text
+    assert f"has no {TRAINING_CHECKSUMS_NAME}: only its weights are checked" in caplog.text
     assert "num_heads (2, now 4)" in capsys.readouterr().err
     assert main(words(data, copy, "--max_steps", "5", "--resume")) == 0
 
@@ -284,6 +291,72 @@ def test_damaged_weights_are_not_resumed_from(run, data, tmp_path, capsys):
     weights.write_bytes(content)
     assert main(words(data, copy, "--max_steps", "9", "--resume")) == 1
     assert f"{weights} is damaged" in capsys.readouterr().err
+
+
+def cut(path: Path) -> str:
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    return f"is damaged: it has {size // 2:,} bytes of {size:,}."
+
+
+def flip(path: Path) -> str:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return f"is damaged: its SHA-256 is {hashlib.sha256(content).hexdigest()}, and training_checksums.json says "
+
+
+def remove(path: Path) -> str:
+    path.unlink()
+    return "is missing."
+
+
+@pytest.mark.parametrize("damage", [cut, flip, remove])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("optimizer.pt", "scheduler.pt", "rng_state.pth", "progress.json", "run.json"),
+        *("tokenizer.json", "config.json", "model.safetensors", "checksums.json"),
+    ],
+)
+def test_a_file_of_a_checkpoint_that_is_damaged_or_missing_is_named(run, data, tmp_path, capsys, name, damage):
+    """And what to do: without the last checkpoint, the run goes on from the one before."""
+    for step in (2, 4):
+        shutil.copytree(run / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    last = tmp_path / "checkpoint-4"
+    message = damage(last / name)
+    assert main(words(data, tmp_path, "--max_steps", "5", "--resume")) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"hf-vaswani train: {last / name} {message}")
+    assert error.endswith(f" Remove {last} to go on from checkpoint-2.\n")
+
+
+def test_a_damaged_checkpoint_that_is_removed_gives_way_to_the_one_before(run, data, tmp_path, capsys):
+    shutil.copytree(run / "checkpoint-2", tmp_path / "checkpoint-2")
+    assert main(words(data, tmp_path, "--max_steps", "3", "--resume")) == 0
+    cut(tmp_path / "checkpoint-2" / "optimizer.pt")
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    assert main(words(data, tmp_path, "--max_steps", "3", "--resume")) == 1
+    assert capsys.readouterr().err.endswith("no earlier checkpoint to go on from: start anew in another folder.\n")
+
+
+def test_a_tokenizer_that_cannot_be_written_leaves_nothing(data, tmp_path, capsys, monkeypatch):
+    """The disk gets full in the middle of its file, of which tokenizers says so by a bare Exception."""
+
+    def full(self, folder, **kwargs):
+        Path(folder, "tokenizer.json").write_text("{cut o")
+        raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
+    assert main(words(data, tmp_path / "run", "--max_steps", "1")) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    start, middle, end = (
+        re.escape(f"hf-vaswani train: {tmp_path}/run: the tokenizer could not be written, with "),
+        r"[\d,]+",
+        re.escape(" bytes free there: No space left on device (os error 28)."),
+    )
+    assert re.fullmatch(start + middle + end, error)
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):

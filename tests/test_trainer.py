@@ -6,6 +6,7 @@ import sacrebleu
 import torch
 from conftest import tiny_config, tiny_model
 from datasets import Dataset
+from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 from torch.nn import functional as F
 
 from hf_vaswani import VaswaniForConditionalGeneration
@@ -200,3 +201,26 @@ def test_a_checkpoint_holds_what_others_need(tmp_path, tokenizer, pairs):
     files = {path.name for path in (tmp_path / "checkpoint-3").iterdir()}
     assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"} <= files
     assert {"configuration_vaswani.py", "modeling_vaswani.py", "optimizer.pt", "trainer_state.json"} <= files
+
+
+def test_a_compiled_model_learns_the_same_with_few_graphs_for_many_shapes(tmp_path, tokenizer, pairs, monkeypatch):
+    """By a compiler that runs graphs as they are; its checkpoints are those of any model."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # to be restored: the arguments set it
+    torch._dynamo.reset()
+    losses = []
+    for compiled in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
+        model = tiny_model(vocab_size=len(tokenizer))
+        clear_compilation_metrics()
+        trainer = make_trainer(tmp_path / str(len(losses)), tokenizer, pairs, model, **compiled)
+        batches = list(trainer.get_train_dataloader())[:6]
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert len({(batch["input_ids"].shape, batch["labels"].shape) for batch in batches}) == 6
+    graphs = [one for one in get_compilation_metrics() if "modeling_vaswani" in (one.co_filename or "")]
+    again = [one for one in graphs if one.co_name == "forward" and one.recompile_reason]
+    assert graphs
+    assert len(again) <= 1  # where source and target had happened to be of one length
+    saved = VaswaniForConditionalGeneration.from_pretrained(tmp_path / "1" / "checkpoint-6").state_dict()
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(saved[name], weight), name

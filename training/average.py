@@ -3,7 +3,6 @@
 import argparse
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -11,28 +10,28 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vaswani import VaswaniForConditionalGeneration
 
-from .checkpoints import checkpoint_step, complete_checkpoints, sync
+from .checkpoints import checkpoint_name, complete_checkpoints, naming_what_failed, regular_steps, sync
 
 
 RECORD = "averaged_from.json"
 
 
 def last_checkpoints(run: str, count: int) -> list[Path]:
-    """The last complete checkpoints of a run's folder, oldest first.
+    """The last checkpoints that a run wrote in its own time, oldest first: not one that an interruption wrote in
+    between, nor one that was kept for being the best, in the place of one that is gone.
 
     Raises:
-        ValueError: There are fewer, or one was written long before the others: the Trainer keeps the best checkpoint
-            however old it is, and its weights do not belong into the average of the last ones.
+        ValueError: There are not so many.
     """
-    checkpoints = complete_checkpoints(run)[-count:]
-    if len(checkpoints) < count:
-        raise ValueError(f"{run}: asked for the last {count} checkpoints, found {len(checkpoints)}.")
-    steps = [checkpoint_step(folder) for folder in checkpoints]
-    gaps = [later - earlier for earlier, later in pairwise(steps)]
-    if len(gaps) > 1 and gaps[0] > 2 * max(gaps[1:]):
+    complete = complete_checkpoints(run)
+    steps = regular_steps(complete[-1])[-count:] if complete else []
+    if len(steps) < count:
+        raise ValueError(f"{run}: asked for the last {count} checkpoints, and it has written {len(steps)}.")
+    checkpoints = [Path(run) / checkpoint_name(step) for step in steps]
+    if missing := [folder.name for folder in checkpoints if folder not in complete]:
         raise ValueError(
-            f"{run}: {checkpoints[0].name} is not one of the last {count} that were written, those between it and "
-            f"{checkpoints[1].name} are gone. Average fewer, or name them with --checkpoints."
+            f"{run}: of the last {count} checkpoints, these are gone: {', '.join(missing)}. "
+            "Average fewer, or name others with --checkpoints."
         )
     return checkpoints
 
@@ -95,15 +94,19 @@ def write_checkpoint(
 
     Raises:
         FileExistsError: `output` is there already.
+        OSError: It cannot be written.
     """
     check_output(output, replace)
     partial, earlier = (output.with_name(f"{output.name}.{name}") for name in ("partial", "earlier"))
     for leftover in (partial, earlier):
         shutil.rmtree(leftover, ignore_errors=True)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    sync(partial)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    what = f"{output.name} could not be written"
+    with naming_what_failed(output.parent, what, lambda: shutil.rmtree(partial, ignore_errors=True)):
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        sync(partial)
     if output.exists():
         output.rename(earlier)
     partial.rename(output)

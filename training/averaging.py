@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from .arguments import VaswaniTrainingArguments
@@ -74,11 +74,37 @@ class MovingAverage(TrainerCallback):
         self.averaged.n_averaged.fill_(json.loads((folder / RECORD).read_text(encoding="utf-8"))["updates"])
 
 
-def checkpoints_to_average(args: VaswaniTrainingArguments, state: TrainerState, run: str | Path) -> list[Path]:
-    """The checkpoints that `average` asks for, `average_count` or as many as there are; the best or oldest first."""
+@contextlib.contextmanager
+def mean_swapped_in(model: PreTrainedModel, checkpoints: list[Path]) -> Iterator[None]:
+    """Within, the model has the mean of its own weights and those of checkpoints; afterwards its own, to the bit."""
+    weights = list(model.parameters())
+    own = [weight.data for weight in weights]
+    sums = [weight.to("cpu", torch.float64, copy=True) for weight in own]
+    for folder in checkpoints:
+        for total, weight in zip(sums, type(model).from_pretrained(folder, dtype=torch.float32).parameters()):
+            total += weight.detach()
+    try:
+        for weight, total in zip(weights, sums):
+            weight.data = (total / (len(checkpoints) + 1)).to(weight)
+        yield
+    finally:
+        for weight, data in zip(weights, own):
+            weight.data = data
+
+
+def checkpoints_to_average(
+    args: VaswaniTrainingArguments, state: TrainerState, saved_steps: list[int], run: str | Path
+) -> list[Path]:
+    """The checkpoints that `average` asks for, the best or oldest first: `average_count`, or as many as there are.
+
+    Args:
+        args, state: Of the Trainer.
+        saved_steps (`list[int]`): When the run wrote checkpoints, but for those of an interruption.
+        run (`str` or `Path`): Its folder.
+    """
     folders = checkpoint_folders(run)
     if args.average == "last":
-        return folders[-args.average_count :]
+        return [folder for folder in folders if checkpoint_step(folder) in saved_steps[-args.average_count :]]
     if args.average != "best":
         return []
     values = metric_by_step(state, args.best_metric)
@@ -103,7 +129,7 @@ def write_average(trainer) -> Path:
     if args.average == "ema":
         trainer.moving_average.save(output, trainer.processing_class, replace=True)
         return output
-    checkpoints = checkpoints_to_average(args, state, args.output_dir)
+    checkpoints = checkpoints_to_average(args, state, trainer.saved_steps, args.output_dir)
     if len(checkpoints) < args.average_count:
         logger.warning("%s: of %d checkpoints, there are %d.", output, args.average_count, len(checkpoints))
     values = metric_by_step(state, args.best_metric) if args.average == "best" else {}

@@ -2,15 +2,23 @@
 
 A checkpoint is written to `checkpoint.partial/` in the run's folder, brought to the disk, and renamed to its place.
 What is no longer wanted is renamed back there before it is deleted, so that no `checkpoint-STEP` is ever half there.
+Every file of it has its checksum in `training_checksums.json`: what was damaged later is found before it is used.
 """
 
+import contextlib
 import json
 import logging
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from hf_vaswani import check_weights
+from hf_vaswani.checkpoint_vaswani import CHECKSUMS_NAME, checksum, read_checksums
 
 
 logger = logging.getLogger(__name__)
@@ -18,6 +26,8 @@ logger = logging.getLogger(__name__)
 PARTIAL = "checkpoint.partial"  # not "checkpoint-", which the library would take for a checkpoint
 REPLACED, REMOVED = "replaced", "removed"
 STATE_NAME = "trainer_state.json"
+PROGRESS_NAME = "progress.json"
+TRAINING_CHECKSUMS_NAME = "training_checksums.json"
 
 
 def checkpoint_name(step: int) -> str:
@@ -50,6 +60,93 @@ def complete_checkpoints(run: str | Path) -> list[Path]:
         except (FileNotFoundError, ValueError):
             logger.warning("%s was not written to its end; it is passed over.", folder)
     return complete
+
+
+def regular_steps(checkpoint: Path) -> list[int]:
+    """The steps at which a run wrote checkpoints, up to this one, oldest first, whether they are still there or not;
+    without those that an interruption wrote in between. Where the run did not note them, its `save_steps` tells.
+
+    Raises:
+        OSError: What it noted is damaged.
+    """
+    progress = checkpoint / PROGRESS_NAME
+    try:
+        noted = json.loads(progress.read_text(encoding="utf-8")) if progress.is_file() else {}
+    except ValueError as error:
+        raise OSError(f"{progress} is damaged: {error}. {_without(checkpoint)}") from error
+    if "saved_steps" in noted:
+        return noted["saved_steps"]
+    state, step = TrainerState.load_from_json(str(checkpoint / STATE_NAME)), checkpoint_step(checkpoint)
+    every = int(state.save_steps)
+    steps = list(range(every, step + 1, every)) if every > 0 else []
+    return steps if step != state.max_steps or step in steps else [*steps, step]
+
+
+def write_checksums(checkpoint: Path) -> None:
+    """Notes size and SHA-256 of every file of a checkpoint; those of weights have been computed already."""
+    known = {
+        place.parent / name: entry
+        for place in checkpoint.rglob(CHECKSUMS_NAME)
+        for name, entry in read_checksums(place.parent).items()
+    }
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+    checksums = {path.relative_to(checkpoint).as_posix(): known.get(path) or checksum(path) for path in files}
+    text = json.dumps(checksums, indent=2) + "\n"
+    (checkpoint / TRAINING_CHECKSUMS_NAME).write_text(text, encoding="utf-8")
+
+
+def check_files(checkpoint: Path) -> None:
+    """Compares every file of a checkpoint with what was written, if that was noted.
+
+    Raises:
+        OSError: A file is damaged or missing; the message says what can be done.
+    """
+    saved = read_checksums(checkpoint, TRAINING_CHECKSUMS_NAME)
+    if saved is None:
+        logger.warning("%s has no %s: only its weights are checked.", checkpoint, TRAINING_CHECKSUMS_NAME)
+        check_weights(checkpoint)
+        return
+    for name, expected in saved.items():
+        path = checkpoint / name
+        if not path.is_file():
+            raise OSError(f"{path} is missing. {_without(checkpoint)}")
+        size = path.stat().st_size
+        if size != expected["size"]:
+            raise OSError(f"{path} is damaged: it has {size:,} bytes of {expected['size']:,}. {_without(checkpoint)}")
+        if (found := checksum(path)["sha256"]) != expected["sha256"]:
+            raise OSError(
+                f"{path} is damaged: its SHA-256 is {found}, and {TRAINING_CHECKSUMS_NAME} says {expected['sha256']}. "
+                f"{_without(checkpoint)}"
+            )
+
+
+def _without(checkpoint: Path) -> str:
+    """What can be done without a checkpoint."""
+    folders = complete_checkpoints(checkpoint.parent)
+    earlier = [folder for folder in folders if checkpoint_step(folder) < checkpoint_step(checkpoint)]
+    if not earlier:
+        return "There is no earlier checkpoint to go on from: start anew in another folder."
+    return f"Remove {checkpoint} to go on from {earlier[-1].name}."
+
+
+@contextlib.contextmanager
+def naming_what_failed(place: Path, what: str, then: Callable[[], str | None]) -> Iterator[None]:
+    """Raises OSError for whatever way a library has to say that it could not write.
+
+    Args:
+        place (`Path`): Folder that is written to.
+        what (`str`): What could not be done, for the message.
+        then (`Callable`): Cleans up; what it returns ends the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        # What tokenizers raises is a bare Exception.
+        if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
+            raise
+        free = shutil.disk_usage(place).free  # PyTorch's error says nothing of a full disk
+        message = f"{place}: {what}, with {free:,} bytes free there: {error}. {then() or ''}"
+        raise OSError(message.strip()) from error
 
 
 def sync(folder: Path) -> None:

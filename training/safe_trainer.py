@@ -12,31 +12,34 @@ import math
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from accelerate.utils import gather_object
-from safetensors import SafetensorError
 from transformers import Seq2SeqTrainer, TrainerCallback
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import TrainOutput
 
 from .checkpoints import (
     PARTIAL,
+    PROGRESS_NAME,
     STATE_NAME,
     checkpoint_name,
     clear_partial,
     complete_checkpoints,
+    naming_what_failed,
     put_files_in_place,
     put_in_place,
+    regular_steps,
     rotate,
+    write_checksums,
 )
 from .sharding import are_finite, in_its_own_class, load_optimizer_state, load_weights, optimizer_state
+from .stopping import StopOnSignal
 
 
-PROGRESS_NAME = "progress.json"
 RECORD_NAME = "run.json"
 LOSSES_REMEMBERED = 10_000  # scalars, to name the update whose loss is no number
 
@@ -76,6 +79,7 @@ class SafeTrainer(Seq2SeqTrainer):
         self.run_record = run_record
         self._writing = False
         self._resumed_from: str | None = None
+        self.saved_steps: list[int] = []  # of all checkpoints but those of an interruption
         self._losses: deque[tuple[int, torch.Tensor]] = deque(maxlen=LOSSES_REMEMBERED)
         self.add_callback(AtTrainBegin(self._begin))
 
@@ -89,6 +93,9 @@ class SafeTrainer(Seq2SeqTrainer):
         """The stock Trainer's checkpoint, written beside its place and renamed when all processes are done."""
         self._check_finite()
         run, name = Path(self._get_output_dir(trial)), checkpoint_name(self.state.global_step)
+        callbacks = self.callback_handler.callbacks
+        if not any(callback.alone for callback in callbacks if isinstance(callback, StopOnSignal)):
+            self.saved_steps.append(self.state.global_step)
         with self._naming_what_failed(run, name):
             self._writing = True
             try:
@@ -99,6 +106,7 @@ class SafeTrainer(Seq2SeqTrainer):
             self._add_to_checkpoint(run / PARTIAL / name)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
+                write_checksums(run / PARTIAL / name)
                 put_in_place(run / PARTIAL / name, run / name)
                 rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run))
             self.accelerator.wait_for_everyone()
@@ -142,6 +150,7 @@ class SafeTrainer(Seq2SeqTrainer):
         progress = {
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
+            "saved_steps": self.saved_steps,
             "processes": gather_object([self._progress()]),
         }
         if not self.args.should_save:
@@ -164,22 +173,13 @@ class SafeTrainer(Seq2SeqTrainer):
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    @contextlib.contextmanager
-    def _naming_what_failed(self, run: Path, name: str) -> Iterator[None]:
-        """Raises OSError for whatever way a library has to say that it could not write."""
-        try:
-            yield
-        except Exception as error:
-            # What tokenizers raises is a bare Exception.
-            if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
-                raise
-            free = shutil.disk_usage(run).free  # PyTorch's error says nothing of a full disk
+    def _naming_what_failed(self, run: Path, name: str) -> contextlib.AbstractContextManager:
+        def then() -> str:
             if self.args.should_save:
                 clear_partial(run)
-            raise OSError(
-                f"{run}: {name} could not be written after update {self.state.global_step}, with {free:,} bytes free "
-                f"there: {error}. {_last(run)}"
-            ) from error
+            return _last(run)
+
+        return naming_what_failed(run, f"{name} could not be written after update {self.state.global_step}", then)
 
     # Going on
 
@@ -220,6 +220,7 @@ class SafeTrainer(Seq2SeqTrainer):
             (run / PARTIAL).rmdir()
         if self._resumed_from is None:
             return
+        self.saved_steps = regular_steps(Path(self._resumed_from))
         self._remember_best(run)
         if self.args.should_save:
             rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run))

@@ -30,6 +30,7 @@ class StopOnSignal(TrainerCallback):
 
     def __init__(self):
         self.received = self.stopped_by = 0
+        self.alone = False
         self._since = 0.0
         self._before: dict[int, signal.Handlers] = {}
         self._group = None
@@ -62,7 +63,7 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if stopped_by := self._agreed(args):
-            self.stopped_by = stopped_by
+            self.stopped_by, self.alone = stopped_by, not control.should_save
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
@@ -75,3 +76,5 @@ class StopOnSignal(TrainerCallback):
         """In the middle of an epoch, which the Trainer ends here, nothing is due that is due at its end."""
         if self.stopped_by and state.epoch != int(state.epoch):
             control.should_log = control.should_evaluate = control.should_save = False
+        elif control.should_save:
+            self.alone = False

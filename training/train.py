@@ -10,11 +10,18 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import has_length
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, check_weights
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments, parse_arguments
 from .averaging import write_average
-from .checkpoints import clear_partial, complete_checkpoints
+from .checkpoints import (
+    PARTIAL,
+    check_files,
+    clear_partial,
+    complete_checkpoints,
+    naming_what_failed,
+    put_files_in_place,
+)
 from .data import DataError, FilteredStream, filter_by_length, load_hub_pairs, load_pairs, tokenize
 from .fine_tuning import EarlyStopping, add_adapters, load_model, merge_adapters, starting_checkpoint
 from .run_record import check_same_run, run_record
@@ -37,7 +44,7 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
     Raises:
         FileExistsError: The folder has checkpoints, and the run is not told to resume.
         FileNotFoundError: The run is told to resume, and there is nothing to resume from, or weights alone.
-        OSError: The weights of the last checkpoint are damaged.
+        OSError: A file of the last checkpoint is damaged or missing.
     """
     with args.main_process_first(desc="looking for checkpoints", local=False):
         if args.resume and args.process_index == 0:  # otherwise it may be another run's, which is at work
@@ -52,7 +59,8 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}.")
     if not args.resume:
         return None
-    check_weights(checkpoints[-1])
+    if args.process_index == 0:  # the others would only read all of it again
+        check_files(checkpoints[-1])
     check_optimiser_state(checkpoints[-1], args.deepspeed_plugin is not None)
     return str(checkpoints[-1])
 
@@ -109,8 +117,22 @@ def get_tokenizer(
                 tokenizer = extend_tokenizer(AutoTokenizer.from_pretrained(start), texts, model_args.extend_vocabulary)
             else:
                 tokenizer = train_tokenizer(texts, model_args.vocab_size, show_progress=not args.disable_tqdm)
-            tokenizer.save_pretrained(args.output_dir)
+            save_tokenizer(tokenizer, Path(args.output_dir))
         return AutoTokenizer.from_pretrained(args.output_dir)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
+    """Writes the tokenizer to the run's folder, no file of it half written.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    partial = run / PARTIAL / "tokenizer"
+    partial.mkdir(parents=True, exist_ok=True)
+    with naming_what_failed(run, "the tokenizer could not be written", lambda: clear_partial(run)):
+        tokenizer.save_pretrained(partial)
+        put_files_in_place(partial, run)
+    clear_partial(run)
 
 
 def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> VaswaniForConditionalGeneration:
@@ -177,8 +199,6 @@ def check_stream(data: DataArguments, args: VaswaniTrainingArguments) -> None:
     """Raises ValueError for what would come out only when a stream has been read for a while."""
     if args.max_steps < 1:
         raise ValueError("num_train_epochs: nobody knows how long a stream is; give max_steps.")
-    if data.stream_window < 1:
-        raise ValueError(f"stream_window must be positive, got {data.stream_window}.")
     tokens = min(args.source_tokens_per_update, args.target_tokens_per_update) // args.parts_per_update
     if data.max_length > tokens:
         raise ValueError(
@@ -275,6 +295,12 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
     set_seed(args.seed)
     trainer = make_trainer(model_args, data, args, checkpoint)
     log_size(trainer)
+    evaluated = args.eval_strategy != "no" and not args.eval_average
+    if model_args.init_from and evaluated and not args.load_best_model_at_end and args.process_index == 0:
+        logger.warning(
+            "Without load_best_model_at_end, output_dir gets the last weights, for few pairs rarely the best. "
+            "--config finetune keeps the best, stops early, and has a schedule for little data."
+        )
     with StopOnSignal() as stop:
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=checkpoint)

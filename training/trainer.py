@@ -16,8 +16,9 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from .arguments import VaswaniTrainingArguments
-from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average
+from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average, mean_swapped_in
 from .batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
+from .checkpoints import checkpoint_name
 from .data import lengths, share_of_stream
 from .safe_trainer import SafeTrainer
 from .sharding import embeddings_in_root, gathered
@@ -86,12 +87,15 @@ class VaswaniTrainer(SafeTrainer):
         super().__init__(model, args, data_collator=collator, processing_class=processing_class, **kwargs)
         self._stream_window = stream_window
         self._throughput = _Throughput()
+        if args.torch_compile:  # nearly every batch has a shape of its own; the first graph would fit one of them only
+            self.accelerator.state.dynamo_plugin.dynamic = True
         if args.save_minutes is not None:
             self.add_callback(SaveByMinutes(args.save_minutes))
         self.moving_average = None
+        if (args.average == "ema" or args.eval_average) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            name = "average=ema" if args.average == "ema" else "eval_average"
+            raise ValueError(f"{name}: not with weights that FSDP or DeepSpeed divide among devices.")
         if args.average == "ema":
-            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-                raise ValueError("average=ema: not with weights that FSDP or DeepSpeed divide among devices.")
             self.moving_average = MovingAverage(self.model, args.ema_decay)
             self.add_callback(self.moving_average)
 
@@ -223,7 +227,21 @@ class VaswaniTrainer(SafeTrainer):
             self.moving_average.load(Path(resume_from_checkpoint) / EMA_NAME)
 
     def _checkpoints_to_keep(self, run: Path) -> set[Path]:
-        return super()._checkpoints_to_keep(run) | set(checkpoints_to_average(self.args, self.state, run))
+        return super()._checkpoints_to_keep(run) | set(
+            checkpoints_to_average(self.args, self.state, self.saved_steps, run)
+        )
+
+    def _averaged(self) -> contextlib.AbstractContextManager:
+        """Within, the model has the weights that are to be evaluated: with `average=last`, what would be written if
+        the run ended now."""
+        if not self.args.eval_average:
+            return contextlib.nullcontext()
+        if self.moving_average is not None:
+            return self.moving_average.swapped_in(self.model)
+        run, count = Path(self.args.output_dir), self.args.average_count - 1
+        earlier = [step for step in self.saved_steps if step < self.state.global_step]
+        folders = [run / checkpoint_name(step) for step in earlier[max(len(earlier) - count, 0) :]]
+        return mean_swapped_in(self.model, [folder for folder in folders if folder.is_dir()])
 
     # Evaluation
 
@@ -253,8 +271,7 @@ class VaswaniTrainer(SafeTrainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         was_training = self.model.training
         self.model.eval()
-        averaged = self.moving_average.swapped_in(self.model) if self.args.eval_average else contextlib.nullcontext()
-        with averaged:
+        with self._averaged():
             loss = self._loss_per_token(dataset)
             metrics = {"loss": loss, "perplexity": float(np.exp(loss))}
             if self.args.eval_bleu:
