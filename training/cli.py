@@ -7,8 +7,9 @@ import traceback
 from pathlib import Path
 
 
-# oneDNN compiles a kernel for every shape of a matrix product, and keeps 1,024 of them, half a megabyte each.
-KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+# oneDNN compiles a kernel for every shape of a matrix product. By default it keeps 1,024 of them, and PyTorch as many
+# again for each thread and kind of product, half a megabyte each; but shapes change with every batch and step.
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "16"}
 COMMANDS = {
     "train": "train a model on sentence pairs",
     "average": "average checkpoints into one",
