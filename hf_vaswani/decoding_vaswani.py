@@ -85,6 +85,14 @@ class LayerWeights:
         self.norms = (layer.self_attn_residual, layer.encoder_attn_residual, layer.feed_forward_residual)
 
 
+class DecoderWeights:
+    """The weights of a model's decoder and of its projection to the vocabulary, as a step needs them."""
+
+    def __init__(self, model: nn.Module):
+        self.layers = [LayerWeights(layer) for layer in model.model.decoder.layers]
+        self.head = packed(model.lm_head)
+
+
 class StepDecoder:
     """The decoder of a batch of sentences, each with the same number of beams.
 
@@ -92,17 +100,24 @@ class StepDecoder:
         model (`VaswaniForConditionalGeneration`): Whose decoder to run.
         encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): The encoder's output.
         encoder_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 0 on padding.
+        weights (`DecoderWeights`, *optional*): Of the model, where they are at hand.
     """
 
     ROOM = 4  # steps to make room for when the cache is full
 
-    def __init__(self, model: nn.Module, encoder_states: torch.Tensor, encoder_mask: torch.Tensor | None):
+    def __init__(
+        self,
+        model: nn.Module,
+        encoder_states: torch.Tensor,
+        encoder_mask: torch.Tensor | None,
+        weights: DecoderWeights | None = None,
+    ):
         config, decoder = model.config, model.model.decoder
         self.heads, self.d_k, self.d_v = config.num_heads, config.d_k, config.d_v
         self.scaling = config.d_k**-0.5
         self.decoder = decoder
-        self.layers = [LayerWeights(layer) for layer in decoder.layers]
-        self.head = packed(model.lm_head)
+        weights = weights or DecoderWeights(model)
+        self.layers, self.head = weights.layers, weights.head
         self.sentences = len(encoder_states)
         self.dtype, self.device = encoder_states.dtype, encoder_states.device
         self.hidden_value = torch.finfo(self.dtype).min
@@ -470,4 +485,4 @@ def greedy_search(
             decoder.compact(kept, beams=1)
 
 
-__all__ = ["BeamSearch", "EnsembleDecoder", "StepDecoder", "greedy_search"]
+__all__ = ["BeamSearch", "DecoderWeights", "EnsembleDecoder", "StepDecoder", "greedy_search"]

@@ -19,6 +19,9 @@ modules, ...) goes the library's way, and so does everything with `fast_decoding
 """
 
 import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -30,11 +33,12 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .decoding_vaswani import BeamSearch, EnsembleDecoder, StepDecoder, greedy_search
+from .decoding_vaswani import BeamSearch, DecoderWeights, EnsembleDecoder, StepDecoder, greedy_search
 from .int8_vaswani import Int8Linear
 
 
 LENGTH_PENALTY_FORMS = ("length", "gnmt")
+LAYING_OUT = threading.Lock()
 
 # Processors that look at each row of the batch by itself, so that sentences may leave it.
 ROW_WISE_PROCESSORS = {
@@ -96,6 +100,29 @@ class GnmtPenalty(float):
 
 class VaswaniGenerationMixin(GenerationMixin):
     """`generate()` with `length_penalty_form` and `max_extra_tokens`; everything else is transformers'."""
+
+    _laid_out: DecoderWeights | None = None  # within `fixed_weights()`
+    _fixed = 0  # how many of these there are
+
+    @contextmanager
+    def fixed_weights(self) -> Iterator[None]:
+        """Within, the weights stay as they are: `generate()` lays them out for its steps once, for all calls and
+        threads, instead of in every call.
+
+        That saves the laying out, which is a good part of the time for a single sentence, and with several threads
+        memory. Weights that change within go unseen.
+        """
+        with LAYING_OUT:
+            self._fixed += 1
+            if self._laid_out is None and _is_plain(self):
+                self._laid_out = DecoderWeights(self)
+        try:
+            yield
+        finally:
+            with LAYING_OUT:
+                self._fixed -= 1
+                if not self._fixed:
+                    self._laid_out = None
 
     def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs):
         defaults = {"length_penalty_form": "length", "max_extra_tokens": None, "fast_decoding": True}
@@ -226,10 +253,11 @@ class VaswaniGenerationMixin(GenerationMixin):
         """The decoder of a batch, whose every sentence `generate()` has repeated for each of its beams."""
         mask = model_kwargs.get("attention_mask")
         mask = None if mask is None else mask[::beams]
-        decoder = StepDecoder(self, model_kwargs["encoder_outputs"][0][::beams], mask)
+        decoder = StepDecoder(self, model_kwargs["encoder_outputs"][0][::beams], mask, self._laid_out)
         if "ensemble" not in model_kwargs:
             return decoder
-        others = [StepDecoder(model, states, mask) for model, states in model_kwargs["ensemble"].items()]
+        ensemble = model_kwargs["ensemble"].items()
+        others = [StepDecoder(model, states, mask, model._laid_out) for model, states in ensemble]
         return EnsembleDecoder([decoder, *others])
 
     def _fast_beam_search(self, input_ids, logits_processor, generation_config, limits, model_kwargs):

@@ -73,8 +73,9 @@ class VaswaniTranslationPipeline(Pipeline):
         )
         hide = len(inputs) < self.SHOW_PROGRESS_FROM if progress is None else not progress
         results: list = [None] * len(inputs)
-        for index, output in zip(order, tqdm(outputs, total=len(inputs), desc="Translating", disable=hide)):
-            results[index] = output
+        with self.model.fixed_weights():
+            for index, output in zip(order, tqdm(outputs, total=len(inputs), desc="Translating", disable=hide)):
+                results[index] = output
         return [result[0] if len(result) == 1 else result for result in results]
 
     def _sanitize_parameters(

@@ -10,7 +10,12 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import (
+    VaswaniConfig,
+    VaswaniForConditionalGeneration,
+    decoding_vaswani,
+    generation_vaswani,
+)
 from training.demo_data import generate_pairs
 from training.tokenizer import train_tokenizer
 
@@ -61,3 +66,18 @@ def tokenizer(pairs):
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def layouts(monkeypatch):
+    """Models whose weights were laid out, in order."""
+    models = []
+
+    class Counted(decoding_vaswani.DecoderWeights):
+        def __init__(self, model):
+            models.append(model)
+            super().__init__(model)
+
+    monkeypatch.setattr(generation_vaswani, "DecoderWeights", Counted)
+    monkeypatch.setattr(decoding_vaswani, "DecoderWeights", Counted)
+    return models

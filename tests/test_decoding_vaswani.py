@@ -137,6 +137,52 @@ def test_a_step_equals_the_decoder(position_embedding):
         torch.testing.assert_close(decoder.step(prefixes[..., -1]), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_fixed_weights_are_laid_out_once_for_all_calls(num_beams, layouts):
+    model, other = noisy_model(8), noisy_model(9)
+    options = {**batch_of([4, 3]), "num_beams": num_beams, "max_new_tokens": 6}
+    slow = model.generate(**options, fast_decoding=False).tolist()
+    ensemble = model.generate(**options, ensemble=[other]).tolist()
+    assert layouts == [model, other]
+    with model.fixed_weights(), other.fixed_weights():
+        assert [model.generate(**options).tolist() for _ in range(3)] == [slow] * 3
+        assert model.generate(**options, ensemble=[other]).tolist() == ensemble
+    assert layouts == [model, other, model, other]
+
+
+def test_behind_fixed_weights_changes_are_seen(layouts):
+    model, options = noisy_model(8), {**batch_of([4, 3]), "max_new_tokens": 6}
+    with model.fixed_weights():
+        before = model.generate(**options).tolist()
+    with torch.no_grad():
+        model.model.decoder.layers[0].self_attn.v_proj.weight.add_(1)
+    after = model.generate(**options).tolist()
+    assert after == model.generate(**options, fast_decoding=False).tolist() != before
+    assert layouts == [model, model]
+
+
+def test_fixed_weights_last_until_the_last_of_several_users_is_done(layouts):
+    model, options = noisy_model(8), {**batch_of([4, 3]), "max_new_tokens": 6}
+    first, second = model.fixed_weights(), model.fixed_weights()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    model.generate(**options)
+    assert layouts == [model]
+    second.__exit__(None, None, None)
+    model.generate(**options)
+    assert layouts == [model, model]
+
+
+def test_weights_that_the_fast_loops_do_not_know_are_not_laid_out(layouts):
+    model, options = noisy_model(8), {**batch_of([4, 3]), "max_new_tokens": 6}
+    expected = model.generate(**options, fast_decoding=False).tolist()
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output)
+    with model.fixed_weights():
+        assert model.generate(**options).tolist() == expected
+    assert layouts == []
+
+
 def _learned_model():
     from conftest import tiny_model
 

@@ -54,6 +54,11 @@ def test_a_list_keeps_its_order_in_any_batch_size(checkpoint, batch_size):
     assert outputs == [{"translation_text": text} for text in expected]
 
 
+def test_a_list_has_the_weights_laid_out_once(checkpoint, layouts):
+    pipeline("translation", model=str(checkpoint))(SENTENCES, batch_size=1)
+    assert len(layouts) == 1
+
+
 def test_a_generator_is_read_as_it_is_asked_for(checkpoint):
     read = []
 

@@ -52,6 +52,14 @@ def test_every_batch_is_of_one_process_and_all_have_as_much_to_do(lengths, proce
         assert [padded(batch) for batch in share] == sorted(map(padded, share), reverse=True)
 
 
+def test_weights_are_laid_out_once_for_all_batches(model, tokenizer, pairs, layouts):
+    sentences = [english for english, _ in pairs[:6]]
+    alone = [translate(model, tokenizer, [sentence])[0] for sentence in sentences]
+    layouts.clear()
+    assert translate(model, tokenizer, sentences, batch_tokens=1) == alone
+    assert layouts == [model]
+
+
 @pytest.fixture
 def two_threads():
     before = torch.get_num_threads()

@@ -3,6 +3,7 @@
 Also which batches there are, and which of them each of several processes takes.
 """
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -272,7 +273,7 @@ class Search:
         log_probabilities: bool = False,
         **generate_kwargs,
     ):
-        self.model, self.tokenizer, self.batch_tokens = models[0], tokenizer, batch_tokens
+        self.models, self.model, self.tokenizer, self.batch_tokens = models, models[0], tokenizer, batch_tokens
         self.n_best, self.sampling = n_best, sampling
         beams = generate_kwargs.get("num_beams") or self.model.generation_config.num_beams or 1
         if sampling is None and n_best > beams:
@@ -313,6 +314,13 @@ class Search:
         if (places := position_limit(self.model)) is not None:
             limits.append(places - 1)
         return min(limits, default=None)
+
+    def each(self, requests: list[Request], batches: list[list[int]]) -> Iterator[list[list[Translation]]]:
+        """Translations of the requests of every batch, in order; several batches are worked on at once."""
+        with contextlib.ExitStack() as stack:
+            for model in self.models:
+                stack.enter_context(model.fixed_weights())
+            yield from by_threads(lambda batch: self([requests[i] for i in batch]), batches, self.model.device)
 
     def __call__(self, requests: list[Request]) -> list[list[Translation]]:
         """`n_best` translations of each sentence, best first; samples in the order drawn. One batch, prefixes of one

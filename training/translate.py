@@ -33,7 +33,6 @@ from .search import (
     Sampling,
     Search,
     Translation,
-    by_threads,
     position_limit,
     share_of_batches,
     token_batches,
@@ -87,8 +86,7 @@ def translate(
     if progress is not None:
         progress.update(sum(not i for i in ids))
     batches = list(token_batches([len(i) for i in ids], batch_tokens))
-    results = by_threads(lambda batch: search([Request(ids[i]) for i in batch]), batches, model.device)
-    for batch, result in zip(batches, results):
+    for batch, result in zip(batches, search.each([Request(i) for i in ids], batches)):
         for index, found in zip(batch, result):
             translations[index] = found[0].text
         if progress is not None:
@@ -290,8 +288,7 @@ def translate_window(
     def work() -> list[tuple[int, list[Translation]]]:
         found = []
         batches = share_of_batches(search.batches(requests), lengths, processes.rank, processes.count)
-        results = by_threads(lambda batch: search([requests[index] for index in batch]), batches, search.model.device)
-        for batch, result in zip(batches, results):
+        for batch, result in zip(batches, search.each(requests, batches)):
             found += zip(batch, result)
             progress.update(start + int(whole * len(found)) - progress.n)
         return found

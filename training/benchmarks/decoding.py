@@ -86,10 +86,11 @@ def load_ours(dtype: str, checkpoint: str) -> dict[str, Search]:
     def batches(sentences, budget):
         return list(token_batches([len(sentence) for sentence in sentences], budget))
 
-    return {
-        f"{budget} tokens": batched(search_batch, tokenizer, partial(batches, budget=budget), in_threads=True)
-        for budget in (512, 1024)
-    }
+    def search(sentences, budget):
+        with model.fixed_weights():
+            return batched(search_batch, tokenizer, partial(batches, budget=budget), in_threads=True)(sentences)
+
+    return {f"{budget} tokens": partial(search, budget=budget) for budget in (512, 1024)}
 
 
 def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
