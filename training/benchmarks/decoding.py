@@ -5,9 +5,10 @@
 A model of base size with outputs of natural lengths can be made from a small trained one, by `grow.py`.
 
 Every system searches with a beam of 4: this package as in the paper (section 6.1), a batch a thread, the others by
-their own defaults. Each takes the fastest of several batch sizes, on sentences sorted by length. Repetitions
-are interleaved; medians are reported with the range. Only the search is timed, from token ids to token ids. The last
-line is one JSON object.
+their own defaults. Each takes the fastest of several batch sizes, on sentences sorted by length, found by a process of
+its own; the process that is measured does nothing but load the weights and search. Repetitions are interleaved;
+medians are reported with the range. Only the search is timed, from token ids to token ids. The last line is one JSON
+object.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import sacrebleu
@@ -75,9 +76,9 @@ def batched(search_batch: Callable, tokenizer, batches: Callable, in_threads: bo
     return search
 
 
-def load_ours(dtype: str, checkpoint: str) -> dict[str, Search]:
+def load_ours(dtype: str, folder: str) -> dict[str, Search]:
     os.environ.update(KERNELS)  # as `hf-vaswani translate` does
-    model, tokenizer = load_checkpoint(checkpoint, dtype=dtype)
+    model, tokenizer = load_checkpoint(folder, dtype=dtype)
     options = {"num_beams": BEAMS, "length_penalty_form": "gnmt", "length_penalty": 0.6}
 
     def search_batch(inputs):
@@ -93,11 +94,9 @@ def load_ours(dtype: str, checkpoint: str) -> dict[str, Search]:
     return {f"{budget} tokens": partial(search, budget=budget) for budget in (512, 1024)}
 
 
-def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
-    from .peers import to_marian
-
-    model, tokenizer = load_checkpoint(checkpoint)
-    model = to_marian(model).to(getattr(torch, dtype))
+def load_marian(dtype: str, folder: str) -> dict[str, Search]:
+    model = torch.load(Path(folder, "marian.pt"), weights_only=False, mmap=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def search_batch(inputs):
         return model.generate(**inputs, num_beams=BEAMS, max_new_tokens=inputs["input_ids"].shape[1] + EXTRA_TOKENS)
@@ -111,41 +110,48 @@ def load_marian(dtype: str, checkpoint: str) -> dict[str, Search]:
     }
 
 
-def load_ctranslate2(dtype: str, checkpoint: str) -> dict[str, Search]:
+def load_ctranslate2(dtype: str, folder: str) -> dict[str, Search]:
     import ctranslate2
 
-    from .peers import to_ctranslate2
+    tokenizer, threads = AutoTokenizer.from_pretrained(folder), torch.get_num_threads()
 
-    model, tokenizer = load_checkpoint(checkpoint)
-    threads = torch.get_num_threads()
-    with tempfile.TemporaryDirectory() as folder:
-        to_ctranslate2(model, tokenizer, folder, dtype)
-        translators = {
-            (inter, threads // inter): ctranslate2.Translator(
-                folder, compute_type=dtype, inter_threads=inter, intra_threads=threads // inter
-            )
-            for inter in {1, threads}
-        }
-    del model
+    @cache
+    def translator(inter: int):
+        return ctranslate2.Translator(folder, compute_type=dtype, inter_threads=inter, intra_threads=threads // inter)
 
-    def search(translator, size):
-        def run(sentences):
-            results = translator.translate_batch(
-                [tokenizer.convert_ids_to_tokens(sentence) for sentence in sentences],
-                beam_size=BEAMS,
-                max_batch_size=size,
-                max_decoding_length=EXTRA_TOKENS + max(map(len, sentences)),
-                max_input_length=0,
-            )
-            return [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
-
-        return run
+    def search(sentences, inter, size):
+        results = translator(inter).translate_batch(
+            [tokenizer.convert_ids_to_tokens(sentence) for sentence in sentences],
+            beam_size=BEAMS,
+            max_batch_size=size,
+            max_decoding_length=EXTRA_TOKENS + max(map(len, sentences)),
+            max_input_length=0,
+        )
+        return [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
 
     return {
-        f"{size} sentences, {inter} x {intra} threads": search(translator, size)
-        for (inter, intra), translator in translators.items()
+        f"{size} sentences, {inter} x {threads // inter} threads": partial(search, inter=inter, size=size)
+        for inter in {1, threads}
         for size in (16, 32, 64)
     }
+
+
+LOADERS = {"ours": load_ours, "marian": load_marian, "ctranslate2": load_ctranslate2}
+
+
+def convert(system: str, checkpoint: str, folder: str) -> None:
+    """Writes the weights of a checkpoint as a system reads them."""
+    from .peers import to_ctranslate2, to_marian
+
+    name, dtype = system.split("-")
+    model, tokenizer = load_checkpoint(checkpoint)
+    if name == "ours":
+        model.save_pretrained(folder)
+    elif name == "marian":
+        torch.save(to_marian(model).to(getattr(torch, dtype)), Path(folder, "marian.pt"))
+    else:
+        to_ctranslate2(model, tokenizer, folder, dtype)
+    tokenizer.save_pretrained(folder)
 
 
 def matrix_product_share(search: Search, sentences: list[list[int]]) -> float:
@@ -158,49 +164,69 @@ def matrix_product_share(search: Search, sentences: list[list[int]]) -> float:
     return products / sum(event.self_cpu_time_total for event in events)
 
 
-def work(connection, system: str, checkpoint: str, threads: int, sentences: list[list[int]]) -> None:
-    """A system's process: says which batch size is best, then searches whenever it is told to."""
+def choose(connection, system: str, checkpoint: str, folder: str, threads: int, sentences: list[list[int]]) -> None:
+    """A process that converts the weights and says which batch size is the fastest."""
     torch.set_num_threads(threads)
     name, dtype = system.split("-")
+    times = {}
     try:
-        searches = {"ours": load_ours, "marian": load_marian, "ctranslate2": load_ctranslate2}[name](dtype, checkpoint)
+        convert(system, checkpoint, folder)
+        for label, search in LOADERS[name](dtype, folder).items():
+            search(sentences[:32])
+            start = time.perf_counter()
+            search(sentences)
+            times[label] = time.perf_counter() - start
     except (ImportError, ValueError) as error:  # not installed, or a type that it does not have for this processor
         connection.send({"skipped": str(error)})
         return
-    sample = sentences[:: max(1, len(sentences) // 400)]  # enough for batches of any size in every thread
-    times = {}
-    for label, search in searches.items():
-        search(sample[:32])
-        start = time.perf_counter()
-        search(sample)
-        times[label] = time.perf_counter() - start
-    best = min(times, key=times.get)
-    connection.send({"batch": best})
+    connection.send({"batch": min(times, key=times.get)})
+
+
+def work(connection, system: str, folder: str, threads: int, sentences: list[list[int]], batch: str) -> None:
+    """A process that searches whenever it is told to, and in the end says what memory that took."""
+    torch.set_num_threads(threads)
+    name, dtype = system.split("-")
+    search = LOADERS[name](dtype, folder)[batch]
+    search(sentences[:32])
+    connection.send("ready")
     while (command := connection.recv()) != "end":
         start = time.perf_counter()
-        outputs = searches[best](sentences)
+        outputs = search(sentences)
         connection.send((time.perf_counter() - start, outputs if command == "outputs" else None))
     memory = peak_memory()  # the profiler takes some too
-    connection.send((memory, None if name == "ctranslate2" else matrix_product_share(searches[best], sample[::3])))
+    connection.send((memory, None if name == "ctranslate2" else matrix_product_share(search, sentences[::8])))
 
 
-def run(args: argparse.Namespace) -> dict:
-    """All systems, interleaved."""
+def start(target: Callable, *args) -> tuple:
+    """A process, and the connection to it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *args), daemon=True)
+    process.start()
+    return process, ours
+
+
+def run(args: argparse.Namespace, folder: str) -> dict:
+    """All systems, interleaved; `folder` is for their weights."""
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     sources = list(read_lines(args.sources))[: args.sentences]
     references = list(read_lines(args.references))[: args.sentences]
     sentences = [tokenizer(source)["input_ids"] for source in sources]
-    context = multiprocessing.get_context("spawn")
+    sample = sentences[:: max(1, len(sentences) // 400)]  # enough for batches of any size in every thread
+    folders = {system: str(Path(folder, system)) for system in args.systems}
     workers: dict = {}
     results: dict = {}
     for system in args.systems:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, system, args.model, args.threads, sentences), daemon=True)
-        process.start()
-        answer = ours.recv()
+        Path(folders[system]).mkdir()
+        process, connection = start(choose, system, args.model, folders[system], args.threads, sample)
+        answer = connection.recv()
+        process.join()
         print(f"{system}: {answer}", flush=True)
         if "batch" in answer:
-            workers[system], results[system] = (process, ours), {"seconds": [], **answer}
+            results[system] = {"seconds": [], **answer}
+    for system, result in results.items():
+        workers[system] = start(work, system, folders[system], args.threads, sentences, result["batch"])
+        workers[system][1].recv()
     for repetition in range(args.repeats):
         for system, (_, connection) in workers.items():
             connection.send("outputs" if repetition == 0 else "time")
@@ -258,7 +284,8 @@ def main(argv: list[str] | None = None) -> None:
     for name in (args.sources, args.references):
         if not Path(name).is_file():
             parser.error(f"{name}: no such file")
-    results = run(args)
+    with tempfile.TemporaryDirectory() as folder:
+        results = run(args, folder)
     for system, result in results.items():
         low, high = result["range"]
         share = result["matrix_product_share"]

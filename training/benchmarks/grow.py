@@ -16,11 +16,15 @@ import argparse
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
 from ..translate import load_checkpoint
 from .peers import position_table
+
+
+ATTENTIONS = ("self_attn", "encoder_attn")
 
 
 def _times(large: VaswaniConfig, small: VaswaniConfig, name: str) -> int:
@@ -38,6 +42,85 @@ def _grow_linear(large: nn.Linear, small: nn.Linear, rows: torch.Tensor, columns
         large.bias.copy_(small.bias[rows.clamp(min=0)] * (rows >= 0))
 
 
+def _larger(small: VaswaniConfig, row: str, max_positions: int) -> VaswaniConfig:
+    """The configuration to grow to, of which nothing is smaller."""
+    config = VaswaniConfig.from_table3(
+        row,
+        **{name: getattr(small, name) for name in ("vocab_size", "attention_bias", "layer_norm_eps", "dropout")},
+        **{name: getattr(small, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        decoder_start_token_id=small.decoder_start_token_id,
+        position_embedding="learned",
+        max_position_embeddings=max_positions,
+    )
+    for name in ("d_ff", "d_k", "d_v", "encoder_layers", "decoder_layers"):
+        if getattr(config, name) < getattr(small, name):
+            raise ValueError(f"{name}: a model with {getattr(small, name)} cannot grow to {getattr(config, name)}.")
+    return config
+
+
+class _Growth:
+    """Which number of the small model goes where in the large one's; -1 where there is none."""
+
+    def __init__(self, config: VaswaniConfig, small: VaswaniConfig):
+        self.copies, self.head_copies = _times(config, small, "d_model"), _times(config, small, "num_heads")
+        self.features = torch.arange(small.d_model).repeat(self.copies)
+        self.inner = F.pad(torch.arange(small.d_ff), (0, config.d_ff - small.d_ff), value=-1)
+        self.keys = self._heads(small.num_heads, small.d_k, config.d_k)
+        self.values = self._heads(small.num_heads, small.d_v, config.d_v)
+        self.sharper = (config.d_k / small.d_k) ** 0.5  # scores are divided by the root of d_k
+
+    def _heads(self, count: int, narrow: int, wide: int) -> torch.Tensor:
+        places = F.pad(torch.arange(count * narrow).view(count, narrow), (0, wide - narrow), value=-1)
+        return places.repeat(self.head_copies, 1).flatten()
+
+    def norm(self, to: nn.LayerNorm, norm: nn.LayerNorm) -> None:
+        to.weight.copy_(norm.weight[self.features])
+        to.bias.copy_(norm.bias[self.features])
+
+    def layer(self, to: nn.Module, layer: nn.Module) -> None:
+        """A layer that does the same."""
+        for name in ATTENTIONS:
+            if not hasattr(layer, name):
+                continue
+            new, old = getattr(to, name), getattr(layer, name)
+            _grow_linear(new.q_proj, old.q_proj, self.keys, self.features, self.sharper / self.copies)
+            if old.q_proj.bias is not None:
+                new.q_proj.bias *= self.sharper
+            _grow_linear(new.k_proj, old.k_proj, self.keys, self.features, 1 / self.copies)
+            _grow_linear(new.v_proj, old.v_proj, self.values, self.features, 1 / self.copies)
+            _grow_linear(new.o_proj, old.o_proj, self.features, self.values, 1 / self.head_copies)
+        _grow_linear(to.feed_forward.fc1, layer.feed_forward.fc1, self.inner, self.features, 1 / self.copies)
+        _grow_linear(to.feed_forward.fc2, layer.feed_forward.fc2, self.features, self.inner, 1)
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.LayerNorm):
+                self.norm(to.get_submodule(name), module)
+
+    def stack(self, to: nn.Module, stack: nn.Module) -> None:
+        """An encoder or decoder that does the same, with more layers.
+
+        What is normalised already stays as it is; so the last of all norms takes the gain and bias, and those of the
+        new layers before it have none.
+        """
+        to.embed_positions.weight.copy_(position_table(stack, len(to.embed_positions.weight))[:, self.features])
+        for new, layer in zip(to.layers, stack.layers):
+            self.layer(new, layer)
+        for layer in to.layers[len(stack.layers) :]:
+            _make_idle(layer)
+        to.layers[len(stack.layers) - 1].feed_forward_residual.norm.reset_parameters()
+        self.norm(to.layers[-1].feed_forward_residual.norm, stack.layers[-1].feed_forward_residual.norm)
+
+
+def _make_idle(layer: nn.Module) -> None:
+    """A layer that only normalises."""
+    for module in layer.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+    for name in ATTENTIONS:
+        if hasattr(layer, name):
+            nn.init.zeros_(getattr(layer, name).o_proj.weight)
+    nn.init.zeros_(layer.feed_forward.fc2.weight)
+
+
 @torch.no_grad()
 def grow(model: VaswaniForConditionalGeneration, row: str = "base", max_positions: int = 512):
     """The same function in a larger model.
@@ -51,77 +134,18 @@ def grow(model: VaswaniForConditionalGeneration, row: str = "base", max_position
     Raises:
         ValueError: The sizes do not fit.
     """
-    small = model.config
-    config = VaswaniConfig.from_table3(
-        row,
-        **{name: getattr(small, name) for name in ("vocab_size", "attention_bias", "layer_norm_eps", "dropout")},
-        **{name: getattr(small, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
-        decoder_start_token_id=small.decoder_start_token_id,
-        position_embedding="learned",
-        max_position_embeddings=max_positions,
-    )
-    copies, head_copies = _times(config, small, "d_model"), _times(config, small, "num_heads")
-    for name in ("d_ff", "d_k", "d_v", "encoder_layers", "decoder_layers"):
-        if getattr(config, name) < getattr(small, name):
-            raise ValueError(f"{name}: a model with {getattr(small, name)} cannot grow to {getattr(config, name)}.")
+    config = _larger(model.config, row, max_positions)
+    growth = _Growth(config, model.config)
     torch.manual_seed(0)  # of the queries and keys of the new layers, which are not listened to
     large = VaswaniForConditionalGeneration._from_config(config).eval()
     large.generation_config = model.generation_config
-
-    features = torch.arange(small.d_model).repeat(copies)
-
-    def heads(name: str) -> torch.Tensor:
-        wide, narrow = getattr(config, name), getattr(small, name)
-        places = torch.full((config.num_heads, wide), -1)
-        places[:, :narrow] = torch.arange(small.num_heads * narrow).view(-1, narrow).repeat(head_copies, 1)
-        return places.flatten()
-
-    inner = torch.full((config.d_ff,), -1)
-    inner[: small.d_ff] = torch.arange(small.d_ff)
-
-    def grow_layer(to: nn.Module, layer: nn.Module) -> None:
-        for name in ("self_attn", "encoder_attn"):
-            if not hasattr(layer, name):
-                continue
-            new, old = getattr(to, name), getattr(layer, name)
-            sharper = (config.d_k / small.d_k) ** 0.5  # scores are divided by the root of d_k
-            _grow_linear(new.q_proj, old.q_proj, heads("d_k"), features, sharper / copies)
-            if old.q_proj.bias is not None:
-                new.q_proj.bias *= sharper
-            _grow_linear(new.k_proj, old.k_proj, heads("d_k"), features, 1 / copies)
-            _grow_linear(new.v_proj, old.v_proj, heads("d_v"), features, 1 / copies)
-            _grow_linear(new.o_proj, old.o_proj, features, heads("d_v"), 1 / head_copies)
-        _grow_linear(to.feed_forward.fc1, layer.feed_forward.fc1, inner, features, 1 / copies)
-        _grow_linear(to.feed_forward.fc2, layer.feed_forward.fc2, features, inner, 1)
-        for name, module in layer.named_modules():
-            if isinstance(module, nn.LayerNorm):
-                to.get_submodule(name).weight.copy_(module.weight[features])
-                to.get_submodule(name).bias.copy_(module.bias[features])
-
     for name in ("encoder", "decoder"):
-        stack, new = model.model.get_submodule(name), large.model.get_submodule(name)
-        new.embed_positions.weight.copy_(position_table(stack, max_positions)[:, features])
-        for to, layer in zip(new.layers, stack.layers):
-            grow_layer(to, layer)
-        # What is normalised already stays as it is; so the last of all norms takes the gain and bias, the new ones
-        # before it have none.
-        last = stack.layers[-1].feed_forward_residual.norm
-        for layer in new.layers[len(stack.layers) :]:
-            for module in layer.modules():
-                if isinstance(module, nn.LayerNorm):
-                    module.reset_parameters()
-            for attention in ("self_attn", "encoder_attn"):
-                if hasattr(layer, attention):
-                    nn.init.zeros_(getattr(layer, attention).o_proj.weight)
-            nn.init.zeros_(layer.feed_forward.fc2.weight)
-        new.layers[len(stack.layers) - 1].feed_forward_residual.norm.reset_parameters()
-        new.layers[-1].feed_forward_residual.norm.weight.copy_(last.weight[features])
-        new.layers[-1].feed_forward_residual.norm.bias.copy_(last.bias[features])
+        growth.stack(large.model.get_submodule(name), model.model.get_submodule(name))
     # Embeddings are multiplied by the root of d_model, and logits are sums over all copies of a feature.
-    large.model.shared.weight.copy_(model.model.shared.weight[:, features] / copies**0.5)
+    large.model.shared.weight.copy_(model.model.shared.weight[:, growth.features] / growth.copies**0.5)
     norm = large.model.decoder.layers[-1].feed_forward_residual.norm
-    norm.weight /= copies**0.5
-    norm.bias /= copies**0.5
+    norm.weight /= growth.copies**0.5
+    norm.bias /= growth.copies**0.5
     return large
 
 
