@@ -1,3 +1,4 @@
+import json
 import os
 import tracemalloc
 from collections import Counter
@@ -6,7 +7,7 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 import torch
-from datasets import IterableDataset
+from datasets import Features, IterableDataset, Value
 from test_trainer import make_trainer
 
 from training.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
@@ -124,15 +125,31 @@ def test_padding_share_is_that_of_the_batches():
     assert sampler().padding_share() == pytest.approx(1 - real / padded)
 
 
+def numbered(count: int, read: list | None = None) -> IterableDataset:
+    """A stream of pairs with nothing but numbers and lengths; which of them are processed is added to `read`."""
+
+    def generate():
+        yield from ({"id": i, "source_length": SOURCE[i], "target_length": TARGET[i]} for i in range(count))
+
+    def process(batch):
+        if read is not None:
+            read.extend(batch["id"])
+        return batch
+
+    features = Features({name: Value("int64") for name in ("id", "source_length", "target_length")})
+    stream = IterableDataset.from_generator(generate, features=features)
+    return stream.map(process, batched=True, batch_size=100)
+
+
+def ids(batch) -> list[int]:
+    return [pair["id"] for pair in batch]
+
+
 def test_a_stream_is_cut_into_the_same_kind_of_batches():
-    pairs = [{"id": i, "source_length": SOURCE[i], "target_length": TARGET[i]} for i in range(1000)]
-
-    def ids(batch):
-        return [pair["id"] for pair in batch]
-
     budget = {"source_budget": 500, "target_budget": 400}
     devices = [
-        iter(TokenBudgetStream(pairs, ids, window=300, num_replicas=2, rank=rank, **budget)) for rank in range(2)
+        iter(TokenBudgetStream(numbered(1000), ids, window=300, num_replicas=2, rank=rank, **budget))
+        for rank in range(2)
     ]
     passes = []
     for _ in range(2):
@@ -146,7 +163,41 @@ def test_a_stream_is_cut_into_the_same_kind_of_batches():
         passes.append(batches)
     assert passes[0] != passes[1]
     with pytest.raises(ValueError, match="empty stream"):
-        next(iter(TokenBudgetStream([], ids, window=300, **budget)))
+        next(iter(TokenBudgetStream(numbered(0), ids, window=300, **budget)))
+
+
+@pytest.mark.parametrize("pairs", [1000, 900])
+@pytest.mark.parametrize("updates", [1, 5, 14, 30])
+def test_a_stream_goes_on_from_a_window_without_reading_what_was_before(pairs, updates):
+    """900 pairs are whole windows: the position may be at the end of a pass."""
+    budget = {"window": 300, "source_budget": 500, "target_budget": 400, "accumulation": 4}
+    stream = TokenBudgetStream(numbered(pairs), ids, **budget)
+    whole = list(islice(stream, 4 * 60))
+    stream = TokenBudgetStream(numbered(pairs), ids, **budget)
+    for _ in islice(stream, 4 * updates + 3):  # the next update is being put together
+        pass
+    position = json.loads(json.dumps(stream.position(updates)))
+    assert position["updates"] <= updates
+
+    read = []
+    resumed = TokenBudgetStream(numbered(pairs, read), ids, **budget)
+    resumed.start_at(position)
+    again = list(islice(resumed, 4 * 60))
+    assert again[: 4 * position["updates"]] == [[]] * 4 * position["updates"]
+    assert again[4 * position["updates"] :] == whole[4 * position["updates"] :]
+    start = min(300 * (position["windows"] % -(-pairs // 300)), pairs) or (pairs if position["windows"] else 0)
+    assert start - 100 <= read[0] <= start  # pairs are processed a hundred at a time
+
+
+def test_every_update_finds_the_window_that_it_is_in():
+    stream = TokenBudgetStream(numbered(1000), ids, window=30, source_budget=500, target_budget=400, accumulation=2)
+    batches, windows = iter(stream), []
+    for update in range(60):
+        assert len(list(islice(batches, 2))) == 2
+        windows.append(stream.position(update)["windows"])
+        assert stream.position(update)["updates"] <= update
+    assert windows[0] == 0
+    assert {after - before for before, after in pairwise(windows)} == {0, 1}
 
 
 def sentences_of(batch) -> list[tuple]:

@@ -188,6 +188,26 @@ def test_a_stream_is_filtered_and_counted_alike(tmp_path, tokenizer, caplog):
     assert "3 of 6 pairs kept; dropped: 1 empty, 1 too long, 1 by length ratio" in caplog.text
 
 
+def test_a_filtered_stream_goes_on_where_it_was(tmp_path, tokenizer, caplog):
+    pairs = [("", "leer"), *PAIRS, ("A dog. " * 50, "Ein Hund.")]
+    files = write_parallel(tmp_path, pairs)
+
+    def stream():
+        return FilteredStream(tokenize(load_pairs(files, "en", "de", True, streaming=True), tokenizer), 100)
+
+    first = stream()
+    iterator = iter(first)
+    assert next(iterator)["source"] == PAIRS[0][0]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = stream()
+    second.load_state_dict(state)
+    with caplog.at_level(logging.INFO):
+        assert [row["source"] for row in second] == [source for source, _ in PAIRS[1:]]
+    assert f"{len(PAIRS)} of {len(pairs)} pairs kept; dropped: 1 empty, 1 too long" in caplog.text
+    second.load_state_dict(None)
+    assert [row["source"] for row in second] == [source for source, _ in PAIRS]
+
+
 def test_tokenised_pairs_have_ids_and_lengths(tmp_path, tokenizer):
     dataset = tokenize(load_pairs(write_parallel(tmp_path), "en", "de"), tokenizer)
     for row, (source, target) in zip(dataset, PAIRS):

@@ -412,7 +412,12 @@ def test_training_from_a_stream(tmp_path, data, caplog):
     assert "of 200 pairs kept" in passes[0]
 
     shutil.copytree(tmp_path / "whole" / "checkpoint-10", tmp_path / "resumed" / "checkpoint-10")
-    assert main(words(data, tmp_path / "resumed", *stream, "--max_steps", "20", "--resume")) == 0
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert main(words(data, tmp_path / "resumed", *stream, "--max_steps", "20", "--resume")) == 0
+    resumed = [record.message for record in caplog.records if record.message.startswith("A pass over")]
+    assert set(resumed) == set(passes)
+    assert len(resumed) < len(passes)  # those before were not read again
     losses = []
     for run in ("whole", "resumed"):
         history = json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"]

@@ -153,7 +153,7 @@ class TokenBudgetStream(IterableDataset):
     in step; the one with fewer pairs comes to its next pass the sooner.
 
     Args:
-        pairs (`datasets.IterableDataset`): From `data.tokenize`.
+        pairs (`datasets.IterableDataset` or `data.FilteredStream`): From `data.tokenize`.
         collate (`PairCollator`): Makes a batch of the pairs chosen.
         window (`int`): Pairs in memory.
         **budget: As for `TokenBudgetSampler`.
@@ -162,22 +162,42 @@ class TokenBudgetStream(IterableDataset):
         ValueError: The stream is empty, or a pair alone is over a budget.
     """
 
+    START = {"updates": 0, "windows": 0, "pairs": None}
+
     def __init__(self, pairs: Iterable[dict], collate: "PairCollator", window: int, **budget):
         self.pairs, self.collate, self.window, self.budget = pairs, collate, window, budget
+        self.start_at(self.START)
+
+    def position(self, updates: int) -> dict:
+        """Where the window began that holds the batch after so many updates, for `start_at`; for JSON."""
+        begun = sum(position["updates"] <= updates for position in self._positions)
+        self._positions = self._positions[begun - 1 :]
+        return self._positions[0]
+
+    def start_at(self, position: dict) -> None:
+        """Begin at a window, without reading what is before it. The batches before it are empty: the Trainer skips as
+        many as it has learned from."""
+        self._start, self._positions = position, [dict(position)]
 
     def __iter__(self):
-        windows = 0
+        updates, windows, state = (self._start[name] for name in self.START)
+        skipped = self.collate([])
+        for _ in range(updates * self.budget.get("accumulation", 1)):
+            yield skipped
         while True:
-            before, stream = windows, iter(self.pairs)
+            self.pairs.load_state_dict(state)
+            is_empty, stream = state is None, iter(self.pairs)
             while window := list(islice(stream, self.window)):
                 lengths = (np.array([pair[f"{side}_length"] for pair in window]) for side in ("source", "target"))
                 sampler = TokenBudgetSampler(*lengths, **self.budget)
                 sampler.set_epoch(windows)
                 for batch in sampler:
                     yield self.collate([window[index] for index in batch])
-                windows += 1
-            if windows == before:
+                updates, windows, is_empty = updates + sampler.num_updates, windows + 1, False
+                self._positions.append({"updates": updates, "windows": windows, "pairs": self.pairs.state_dict()})
+            if is_empty:
                 raise ValueError("The training data is an empty stream.")
+            self._positions[-1]["pairs"] = state = None  # the next pass
 
 
 class PairCollator:

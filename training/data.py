@@ -12,7 +12,7 @@ import logging
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
@@ -386,14 +386,23 @@ class FilteredStream:
         name: str = "the training data",
     ):
         self.pairs, self.max_length, self.max_ratio, self.name = pairs, max_length, max_ratio, name
+        self.report = FilterReport()  # of the pass that is read
 
     def __iter__(self) -> Iterator[dict]:
-        report = FilterReport()
         for pair in self.pairs:
             source, target = (np.array([pair[f"{side}_length"]]) for side in ("source", "target"))
-            if report.count(source, target, self.max_length, self.max_ratio).all():
+            if self.report.count(source, target, self.max_length, self.max_ratio).all():
                 yield pair
-        logger.info("A pass over %s: %s.", self.name, report)
+        logger.info("A pass over %s: %s.", self.name, self.report)
+
+    def state_dict(self) -> dict:
+        """Where the pass is, behind the pair that was given last, and what it has counted; for JSON."""
+        return {"pairs": self.pairs.state_dict(), "report": asdict(self.report)}
+
+    def load_state_dict(self, state: dict | None) -> None:
+        """The next pass begins where another was; at the start, if `None`."""
+        self.pairs.load_state_dict(None if state is None else state["pairs"])
+        self.report = FilterReport(**({} if state is None else state["report"]))
 
 
 def share_of_stream(

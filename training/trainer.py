@@ -1,6 +1,7 @@
 """A `Seq2SeqTrainer` that trains as the paper did: token budgets, its schedule, exact perplexity and BLEU."""
 
 import contextlib
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,9 @@ from .safe_trainer import SafeTrainer
 from .sharding import embeddings_in_root, gathered
 from .stopping import ignore_signals
 from .translate import translate
+
+
+STREAM_NAME = "stream.json"  # in each checkpoint: where every device's stream was
 
 
 def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
@@ -86,6 +90,7 @@ class VaswaniTrainer(SafeTrainer):
         collator = PairCollator(processing_class.pad_token_id, processing_class.eos_token_id)
         super().__init__(model, args, data_collator=collator, processing_class=processing_class, **kwargs)
         self._stream_window = stream_window
+        self._stream: TokenBudgetStream | None = None
         self._throughput = _Throughput()
         if args.torch_compile:  # nearly every batch has a shape of its own; the first graph would fit one of them only
             self.accelerator.state.dynamo_plugin.dynamic = True
@@ -126,7 +131,8 @@ class VaswaniTrainer(SafeTrainer):
         share = share_of_stream(pairs, budget["rank"], budget["num_replicas"])
         if share is not None:  # otherwise every device reads all pairs, and learns from its share of them
             pairs, budget = share, {**budget, "num_replicas": 1, "rank": 0}
-        return DataLoader(TokenBudgetStream(pairs, self.data_collator, self._stream_window, **budget), batch_size=None)
+        self._stream = TokenBudgetStream(pairs, self.data_collator, self._stream_window, **budget)
+        return DataLoader(self._stream, batch_size=None)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
         """This device's share of the evaluation set, shortest first."""
@@ -220,6 +226,19 @@ class VaswaniTrainer(SafeTrainer):
         super()._add_to_checkpoint(folder)
         if self.moving_average is not None and self.args.should_save:
             self.moving_average.save(folder / EMA_NAME, self.processing_class, replace=True)
+        if self._stream is not None:
+            positions = gather_object([self._stream.position(self.state.global_step)])
+            if self.args.should_save:
+                (folder / STREAM_NAME).write_text(json.dumps(positions) + "\n", encoding="utf-8")
+
+    def _begin(self) -> None:
+        checkpoint = self._resumed_from
+        super()._begin()
+        if self._stream is None or checkpoint is None or not (path := Path(checkpoint) / STREAM_NAME).is_file():
+            return
+        positions = json.loads(path.read_text(encoding="utf-8"))
+        # Another number of devices has only been let through where all of them read the same stream.
+        self._stream.start_at(positions[self.args.process_index if len(positions) == self.args.world_size else 0])
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
