@@ -88,6 +88,7 @@ class LayerWeights:
 class DecoderWeights:
     """The weights of a model's decoder and of its projection to the vocabulary, as a step needs them."""
 
+    @torch.no_grad()
     def __init__(self, model: nn.Module):
         self.layers = [LayerWeights(layer) for layer in model.model.decoder.layers]
         self.head = packed(model.lm_head)

@@ -22,6 +22,7 @@ import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -38,6 +39,8 @@ from .int8_vaswani import Int8Linear
 
 
 LENGTH_PENALTY_FORMS = ("length", "gnmt")
+# Models in `fixed_weights()`, how often, and their weights as laid out; not in the models, which may be copied.
+FIXED: WeakKeyDictionary[nn.Module, tuple[int, DecoderWeights | None]] = WeakKeyDictionary()
 LAYING_OUT = threading.Lock()
 
 # Processors that look at each row of the batch by itself, so that sentences may leave it.
@@ -101,9 +104,6 @@ class GnmtPenalty(float):
 class VaswaniGenerationMixin(GenerationMixin):
     """`generate()` with `length_penalty_form` and `max_extra_tokens`; everything else is transformers'."""
 
-    _laid_out: DecoderWeights | None = None  # within `fixed_weights()`
-    _fixed = 0  # how many of these there are
-
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
         """Within, the weights stay as they are: `generate()` lays them out for its steps once, for all calls and
@@ -113,16 +113,18 @@ class VaswaniGenerationMixin(GenerationMixin):
         memory. Weights that change within go unseen.
         """
         with LAYING_OUT:
-            self._fixed += 1
-            if self._laid_out is None and _is_plain(self):
-                self._laid_out = DecoderWeights(self)
+            users, weights = FIXED.get(self, (0, None))
+            if weights is None and _is_plain(self):
+                weights = DecoderWeights(self)
+            FIXED[self] = users + 1, weights
         try:
             yield
         finally:
             with LAYING_OUT:
-                self._fixed -= 1
-                if not self._fixed:
-                    self._laid_out = None
+                users, weights = FIXED[self]
+                FIXED[self] = users - 1, weights
+                if users == 1:
+                    del FIXED[self]
 
     def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs):
         defaults = {"length_penalty_form": "length", "max_extra_tokens": None, "fast_decoding": True}
@@ -253,12 +255,9 @@ class VaswaniGenerationMixin(GenerationMixin):
         """The decoder of a batch, whose every sentence `generate()` has repeated for each of its beams."""
         mask = model_kwargs.get("attention_mask")
         mask = None if mask is None else mask[::beams]
-        decoder = StepDecoder(self, model_kwargs["encoder_outputs"][0][::beams], mask, self._laid_out)
-        if "ensemble" not in model_kwargs:
-            return decoder
-        ensemble = model_kwargs["ensemble"].items()
-        others = [StepDecoder(model, states, mask, model._laid_out) for model, states in ensemble]
-        return EnsembleDecoder([decoder, *others])
+        states = [(self, model_kwargs["encoder_outputs"][0][::beams]), *model_kwargs.get("ensemble", {}).items()]
+        decoders = [StepDecoder(model, own, mask, FIXED.get(model, (0, None))[1]) for model, own in states]
+        return EnsembleDecoder(decoders) if "ensemble" in model_kwargs else decoders[0]
 
     def _fast_beam_search(self, input_ids, logits_processor, generation_config, limits, model_kwargs):
         beams, alpha = generation_config.num_beams, generation_config.length_penalty

@@ -187,6 +187,8 @@ class VaswaniAttention(nn.Module):
 
     def _attend(self, query, key, value, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         name = self.config._attn_implementation
+        if is_flash_attention_requested(self.config) and attention_mask is not None and attention_mask.dim() == 4:
+            name = "sdpa"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         device, dtype = query.device.type, query.dtype
         if not (name == "sdpa" and device == "cpu" and dtype == torch.bfloat16 and torch.is_grad_enabled()):
@@ -487,6 +489,11 @@ class VaswaniDecoder(VaswaniStack):
             past_key_values=past_key_values.self_attention_cache if past_key_values is not None else None,
         )
         if encoder_hidden_states is not None:
+            is_padded = encoder_attention_mask is not None and encoder_attention_mask.dim() == 2
+            if is_padded and is_flash_attention_requested(self.config):
+                # The library's flash attention would take the padding of the source for that of the target too; masks
+                # of four dimensions go to SDPA.
+                encoder_attention_mask = encoder_attention_mask[:, None, None].bool()
             encoder_attention_mask = create_bidirectional_mask(
                 self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
             )

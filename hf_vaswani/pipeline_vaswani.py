@@ -1,5 +1,7 @@
 """`pipeline("translation")`, which transformers 5 no longer has: raw text in, raw text out."""
 
+from contextlib import nullcontext
+
 import torch
 from tqdm.auto import tqdm
 from transformers import Pipeline
@@ -73,7 +75,7 @@ class VaswaniTranslationPipeline(Pipeline):
         )
         hide = len(inputs) < self.SHOW_PROGRESS_FROM if progress is None else not progress
         results: list = [None] * len(inputs)
-        with self.model.fixed_weights():
+        with getattr(self.model, "fixed_weights", nullcontext)():  # other models come here too
             for index, output in zip(order, tqdm(outputs, total=len(inputs), desc="Translating", disable=hide)):
                 results[index] = output
         return [result[0] if len(result) == 1 else result for result in results]

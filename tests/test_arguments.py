@@ -38,6 +38,13 @@ def test_the_command_line_wins_over_the_recipe(tmp_path):
     assert (model.model, model.model_overrides) == ("C-N2", {"d_ff": 32})
 
 
+@pytest.mark.parametrize("name", ["--train_files", "--train-files", "--train_file", "--train-file"])
+def test_one_file_of_pairs_is_a_file_too(tmp_path, name):
+    (tmp_path / "mine.tsv").write_text("a\tb\n")
+    _, data, _ = parse(name, str(tmp_path / "mine.tsv"), "--eval-file", str(tmp_path / "mine.tsv"))
+    assert data.train_files == data.eval_files == [str(tmp_path / "mine.tsv")]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -185,6 +185,7 @@ def test_a_stream_goes_on_from_a_window_without_reading_what_was_before(pairs, u
     again = list(islice(resumed, 4 * 60))
     assert again[: 4 * position["updates"]] == [[]] * 4 * position["updates"]
     assert again[4 * position["updates"] :] == whole[4 * position["updates"] :]
+    assert list(islice(resumed, 20)) == whole[:20]  # from the start, once it has gone on
     start = min(300 * (position["windows"] % -(-pairs // 300)), pairs) or (pairs if position["windows"] else 0)
     assert start - 100 <= read[0] <= start  # pairs are processed a hundred at a time
 
@@ -269,11 +270,11 @@ def test_an_empty_batch_counts_nothing():
 
 
 @pytest.mark.slow
-def test_padding_on_multi30k_is_below_8_percent():
+def test_padding_on_multi30k_is_below_3_percent():
     folder = os.environ.get("MULTI30K")
     if not folder:
         pytest.skip("MULTI30K does not name the folder of Multi30k")
     dataset = load_pairs([f"{folder}/train.en.gz", f"{folder}/train.de.gz"], "en", "de")
     tokenizer = train_tokenizer([*dataset["source"], *dataset["target"]], 10_000, show_progress=False)
     s = TokenBudgetSampler(*lengths(tokenize(dataset, tokenizer)), 2048, 2048)
-    assert s.padding_share() < 0.08
+    assert s.padding_share() < 0.03

@@ -1,5 +1,8 @@
 """The fast loops against the library's own."""
 
+import copy
+from unittest.mock import Mock
+
 import pytest
 import torch
 from test_generation_vaswani import EOS, PAD, batch_of, noisy_model
@@ -172,6 +175,29 @@ def test_fixed_weights_last_until_the_last_of_several_users_is_done(layouts):
     second.__exit__(None, None, None)
     model.generate(**options)
     assert layouts == [model, model]
+
+
+def test_copies_of_a_model_have_weights_of_their_own(layouts, tmp_path):
+    model, options = noisy_model(8), {**batch_of([4, 3]), "max_new_tokens": 6}
+    with model.fixed_weights():
+        twin = copy.deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+    before = twin.generate(**options).tolist()
+    assert torch.load(tmp_path / "model.pt", weights_only=False).generate(**options).tolist() == before
+    with torch.no_grad():
+        twin.model.decoder.layers[0].self_attn.v_proj.weight.add_(1)
+    assert twin.generate(**options).tolist() == twin.generate(**options, fast_decoding=False).tolist() != before
+
+
+def test_weights_that_could_not_be_laid_out_are_not_remembered(monkeypatch):
+    model, options = noisy_model(8), {**batch_of([4, 3]), "max_new_tokens": 6}
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(generation, "DecoderWeights", Mock(side_effect=MemoryError))
+        model.fixed_weights().__enter__()
+    with model.fixed_weights():
+        pass
+    assert model not in generation.FIXED
+    assert model.generate(**options).tolist() == model.generate(**options, fast_decoding=False).tolist()
 
 
 def test_weights_that_the_fast_loops_do_not_know_are_not_laid_out(layouts):

@@ -12,6 +12,7 @@ import torch
 from accelerate import infer_auto_device_map
 from conftest import tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
+from test_generation_vaswani import batch_of
 from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -23,6 +24,7 @@ from transformers import (
 )
 from transformers.distributed import DistributedConfig
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vaswani import VaswaniForConditionalGeneration
 
@@ -693,6 +695,35 @@ def test_flash_attention_is_not_refused_for_its_widths_where_they_are_one():
     with pytest.raises((ImportError, ValueError)) as failure:
         tiny_model(d_k=8, d_v=8).set_attn_implementation("flash_attention_2")
     assert "of one width" not in str(failure.value)
+
+
+def test_with_flash_attention_padded_sources_are_read_as_without(monkeypatch):
+    """The library's flash attention takes one mask for queries and keys; here a stand-in that computes as it does."""
+    lengths = []
+
+    def flash(module, query, key, value, attention_mask, scaling, **kwargs):
+        assert query.shape[2] == key.shape[2]  # all that one mask of two dimensions can be for
+        assert attention_mask is None or attention_mask.shape == (len(query), key.shape[2])
+        lengths.append(key.shape[2])
+        if attention_mask is not None:
+            attention_mask = attention_mask[:, None, None].bool()
+        allowed = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+        allowed = allowed.tril() if module.is_causal else allowed
+        allowed = allowed if attention_mask is None else allowed & attention_mask
+        outputs = torch.nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=scaling)
+        return outputs.transpose(1, 2), None
+
+    model = tiny_model(d_k=8, d_v=8)
+    inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
+    expected = model(**inputs).logits
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", flash)
+    model.config._attn_implementation = "flash_attention_2"
+    close(model(**inputs).logits, expected)
+    layers = model.config.encoder_layers, model.config.decoder_layers
+    assert (lengths.count(7), lengths.count(5)) == layers  # cross-attention went another way
+    unpadded = {"input_ids": inputs["input_ids"][:1, :5], "decoder_input_ids": inputs["decoder_input_ids"][:1]}
+    model(**unpadded)
+    assert lengths[sum(layers) :] == [5] * (layers[0] + 2 * layers[1])
 
 
 # Tensor parallelism

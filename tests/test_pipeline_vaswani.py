@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import tiny_model
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, pipeline
 
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
@@ -57,6 +57,17 @@ def test_a_list_keeps_its_order_in_any_batch_size(checkpoint, batch_size):
 def test_a_list_has_the_weights_laid_out_once(checkpoint, layouts):
     pipeline("translation", model=str(checkpoint))(SENTENCES, batch_size=1)
     assert len(layouts) == 1
+
+
+def test_other_models_may_have_lists_too(tokenizer):
+    """The package's pipeline is for all models of that kind."""
+    special = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = MarianConfig(vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, **special)
+    marian = MarianMTModel(config).eval()
+    marian.generation_config.update(bad_words_ids=None, forced_eos_token_id=None, max_length=6)
+    translator = pipeline("translation", model=marian, tokenizer=tokenizer)
+    assert isinstance(translator, VaswaniTranslationPipeline)
+    assert len(translator(["three dogs sleep", "a cat"])) == 2
 
 
 def test_a_generator_is_read_as_it_is_asked_for(checkpoint):

@@ -75,6 +75,37 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_update(tmp_path
     assert [folder.name for folder in complete_checkpoints(tmp_path)] == ["checkpoint-2"]
 
 
+def test_a_signal_before_an_evaluation_has_a_checkpoint_written_first(tmp_path, data, whole, monkeypatch):
+    """A scheduler may not wait for the evaluation; if it does, the result is in the checkpoint."""
+    original, there = VaswaniTrainer.evaluate, []
+
+    def evaluate(self, *args, **kwargs):
+        there.append([folder.name for folder in complete_checkpoints(tmp_path)])
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(VaswaniTrainer, "evaluate", evaluate)
+        signal_within_batch(patch, 7, signal.SIGTERM)
+        main(words(data, tmp_path, "--max_steps", "6"))
+    assert stop.value.code == 143
+    assert there == [["checkpoint-2", "checkpoint-4"]]
+    history = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in history if "eval_loss" in entry] == [4]
+    assert main(words(data, tmp_path, "--max_steps", "6", "--resume")) == 0
+    assert losses(tmp_path) == losses(whole)
+    assert json.loads((tmp_path / "checkpoint-6" / "progress.json").read_text())["saved_steps"] == [2, 4, 6]
+
+
+def test_where_only_the_best_is_saved_a_signal_still_gives_a_checkpoint(tmp_path, data, monkeypatch):
+    best = ["--save_strategy", "best", "--metric_for_best_model", "eval_loss", "--greater_is_better", "true"]
+    best += ["--eval_steps", "2"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        signal_within_batch(patch, 7, signal.SIGTERM)
+        main(words(data, tmp_path, "--max_steps", "6", *best))
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["best_global_step"] == 2  # the loss falls, and the greatest was asked for
+
+
 def test_a_signal_in_the_last_update_does_not_keep_a_run_from_its_end(tmp_path, data, whole, monkeypatch):
     signal_within_batch(monkeypatch, 12, signal.SIGTERM)
     assert main(words(data, tmp_path, "--max_steps", "6")) == 0

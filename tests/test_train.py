@@ -143,6 +143,12 @@ def test_evaluation_data_that_have_changed_are_not_resumed_with(run, data, tmp_p
     assert "eval_files[0]" not in error
 
 
+@pytest.mark.parametrize("change", [["--bleu_tokenize", "none"], ["--generation_num_beams", "3"]])
+def test_a_run_is_not_resumed_with_another_way_of_scoring(run, data, capsys, change):
+    assert main(words(data, run, "--max_steps", "8", "--resume", *change)) == 1
+    assert f"{change[0][2:]} (" in capsys.readouterr().err
+
+
 def test_a_vocabulary_that_has_changed_is_not_resumed_with(run, data, tmp_path, capsys):
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
@@ -356,6 +362,19 @@ def test_a_tokenizer_that_cannot_be_written_leaves_nothing(data, tmp_path, capsy
     )
     assert re.fullmatch(start + middle + end, error)
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_its_beginning(tmp_path, data, run, caplog):
+    """So that a job that is started again and again may always say --resume."""
+    with caplog.at_level(logging.WARNING):
+        assert main(words(data, tmp_path, "--max_steps", "2", "--resume")) == 0
+    assert f"--resume: {tmp_path} has no checkpoint yet; the run starts from its beginning." in caplog.text
+    assert complete_checkpoints(tmp_path)[-1].name == "checkpoint-2"
+
+
+def test_a_run_that_is_not_there_is_not_resumed(tmp_path, data, capsys):
+    assert main(words(data, tmp_path / "misspelt", "--resume")) == 1
+    assert f"no complete checkpoint in {tmp_path / 'misspelt'}" in capsys.readouterr().err
 
 
 def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):

@@ -81,9 +81,18 @@ class DataArguments:
     target_lang: str = field(default="de", metadata={"help": "Language code of the target side."})
     train_files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Two parallel text files, or one .tsv, .jsonl or .parquet file; .gz where it is text."},
+        metadata={
+            "help": "Two parallel text files, or one .tsv, .jsonl or .parquet file; .gz where it is text.",
+            "aliases": ["--train_file", "--train-file"],
+        },
     )
-    eval_files: list[str] = field(default_factory=list, metadata={"help": "The same, for evaluation while training."})
+    eval_files: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "The same, for evaluation while training.",
+            "aliases": ["--eval_file", "--eval-file"],
+        },
+    )
     dataset_name: str | None = field(default=None, metadata={"help": "Data set of the Hub, instead of files."})
     dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, as de-en of wmt14."})
     train_split: str = field(default="train", metadata={"help": "Its split to train on."})

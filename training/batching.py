@@ -153,7 +153,8 @@ class TokenBudgetStream(IterableDataset):
     in step; the one with fewer pairs comes to its next pass the sooner.
 
     Args:
-        pairs (`datasets.IterableDataset` or `data.FilteredStream`): From `data.tokenize`.
+        pairs (`datasets.IterableDataset` or `data.FilteredStream`): From `data.tokenize`; not shuffled by a buffer,
+            whose pairs `datasets` would not remember.
         collate (`PairCollator`): Makes a batch of the pairs chosen.
         window (`int`): Pairs in memory.
         **budget: As for `TokenBudgetSampler`.
@@ -175,12 +176,14 @@ class TokenBudgetStream(IterableDataset):
         return self._positions[0]
 
     def start_at(self, position: dict) -> None:
-        """Begin at a window, without reading what is before it. The batches before it are empty: the Trainer skips as
-        many as it has learned from."""
+        """Begin at a window, the next time, without reading what is before it. The batches before it are empty: the
+        Trainer skips as many as it has learned from."""
         self._start, self._positions = position, [dict(position)]
 
     def __iter__(self):
-        updates, windows, state = (self._start[name] for name in self.START)
+        start, self._start = self._start, self.START
+        self._positions = [dict(start)]
+        updates, windows, state = (start[name] for name in self.START)
         skipped = self.collate([])
         for _ in range(updates * self.budget.get("accumulation", 1)):
             yield skipped

@@ -13,7 +13,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.configuration_vaswani import TABLE_3
 
 from .arguments import ModelArguments, VaswaniTrainingArguments
-from .checkpoints import PARTIAL, put_in_place
+from .checkpoints import PARTIAL, clear_partial, naming_what_failed, put_in_place
 from .tokenizer import parts_of_new_tokens
 
 
@@ -159,8 +159,9 @@ def merge_adapters(trainer, init_from: str) -> None:
     if trainer.args.should_save:
         model.active_peft_config.base_model_name_or_path = init_from
         # Embeddings have not changed; PEFT would ask the Hub whether they have.
-        model.save_pretrained(run / PARTIAL / ADAPTER_NAME, save_embedding_layers=False)
-        put_in_place(run / PARTIAL / ADAPTER_NAME, run / ADAPTER_NAME)
+        with naming_what_failed(run, "the adapter could not be written", lambda: clear_partial(run)):
+            model.save_pretrained(run / PARTIAL / ADAPTER_NAME, save_embedding_layers=False)
+            put_in_place(run / PARTIAL / ADAPTER_NAME, run / ADAPTER_NAME)
     trainer.model = trainer.model_wrapped = model.merge_and_unload()
 
 

@@ -45,6 +45,7 @@ UNRECORDED = {
     *("resume", "resume_from_checkpoint", "local_rank", "label_names", "remove_unused_columns"),
     *("ema_decay", "metric_for_best_model"),
 }
+SCORING = {"bleu_tokenize", "eval_average"}
 SCHEDULES_WITHOUT_END = {"inverse_sqrt", "constant", "constant_with_warmup"}
 
 
@@ -70,6 +71,8 @@ def run_record(
     vocabulary = {"vocab_size": model_args.vocab_size, "tokenizer": _digest(tokenizer.backend_tokenizer.to_str())}
     harmless = _harmless(args)
     values = {name: value for name, value in args.to_dict().items() if name not in UNRECORDED}
+    if args.metric_for_best_model is not None:  # the best so far would be compared with what is scored otherwise
+        harmless -= {name for name in harmless if name in SCORING or name.startswith("generation_")}
     noted = {name: value for name, value in values.items() if name in harmless}
     noted |= {"attn_implementation": model_args.attn_implementation, "devices": args.world_size}
     files = {"train_files": data.train_files, "eval_files": data.eval_files}

@@ -93,8 +93,7 @@ class SafeTrainer(Seq2SeqTrainer):
         """The stock Trainer's checkpoint, written beside its place and renamed when all processes are done."""
         self._check_finite()
         run, name = Path(self._get_output_dir(trial)), checkpoint_name(self.state.global_step)
-        callbacks = self.callback_handler.callbacks
-        if not any(callback.alone for callback in callbacks if isinstance(callback, StopOnSignal)):
+        if not any(stop.alone for stop in self._stops()) and self.state.global_step not in self.saved_steps:
             self.saved_steps.append(self.state.global_step)
         with self._naming_what_failed(run, name):
             self._writing = True
@@ -112,6 +111,20 @@ class SafeTrainer(Seq2SeqTrainer):
             self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run / name))
+
+    def _stops(self) -> list[StopOnSignal]:
+        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, StopOnSignal)]
+
+    def _evaluate(self, trial, ignore_keys_for_eval, *args, **kwargs) -> dict[str, float]:
+        """Where the run is asked to stop, a checkpoint comes first, for those who will not wait for the evaluation;
+        it is written again afterwards, with the result."""
+        if any(stop.stopped_by for stop in self._stops()):
+            self._save_checkpoint(self.model, trial)
+        return super()._evaluate(trial, ignore_keys_for_eval, *args, **kwargs)
+
+    def _determine_best_metric(self, metrics, trial) -> bool:
+        """With `save_strategy="best"` only what this is true of is saved; where the run is asked to stop, all is."""
+        return super()._determine_best_metric(metrics, trial) or any(stop.stopped_by for stop in self._stops())
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """With FSDP2 too what one device would write, so that any number of devices can go on from it."""
@@ -182,6 +195,11 @@ class SafeTrainer(Seq2SeqTrainer):
         return naming_what_failed(run, f"{name} could not be written after update {self.state.global_step}", then)
 
     # Going on
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs) -> TrainOutput:
+        if isinstance(resume_from_checkpoint, str):  # DeepSpeed loads its checkpoints otherwise than by the below
+            self._resumed_from = resume_from_checkpoint
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         if self.accelerator.is_fsdp2:

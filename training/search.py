@@ -319,7 +319,7 @@ class Search:
         """Translations of the requests of every batch, in order; several batches are worked on at once."""
         with contextlib.ExitStack() as stack:
             for model in self.models:
-                stack.enter_context(model.fixed_weights())
+                stack.enter_context(getattr(model, "fixed_weights", contextlib.nullcontext)())
             yield from by_threads(lambda batch: self([requests[i] for i in batch]), batches, self.model.device)
 
     def __call__(self, requests: list[Request]) -> list[list[Translation]]:

@@ -17,6 +17,7 @@ from .averaging import write_average
 from .checkpoints import (
     PARTIAL,
     check_files,
+    checkpoint_folders,
     clear_partial,
     complete_checkpoints,
     naming_what_failed,
@@ -43,7 +44,8 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
 
     Raises:
         FileExistsError: The folder has checkpoints, and the run is not told to resume.
-        FileNotFoundError: The run is told to resume, and there is nothing to resume from, or weights alone.
+        FileNotFoundError: The run is told to resume, and there is no such run, no complete checkpoint of it, or one of
+            weights alone.
         OSError: A file of the last checkpoint is damaged or missing.
     """
     with args.main_process_first(desc="looking for checkpoints", local=False):
@@ -56,8 +58,10 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
             "or another --output_dir."
         )
     if args.resume and not checkpoints:
-        raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}.")
-    if not args.resume:
+        if not Path(args.output_dir).is_dir() or checkpoint_folders(Path(args.output_dir)):
+            raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}.")
+        logger.warning("--resume: %s has no checkpoint yet; the run starts from its beginning.", args.output_dir)
+    if not checkpoints:
         return None
     if args.process_index == 0:  # the others would only read all of it again
         check_files(checkpoints[-1])
@@ -318,7 +322,9 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
     if args.average is not None and args.process_index == 0:
         logger.info("Averaged weights: %s.", write_average(trainer))
     if state.best_model_checkpoint:
-        logger.info("Best: %s (%s %.4g).", state.best_model_checkpoint, args.metric_for_best_model, state.best_metric)
+        scored = f", of the average ({args.average}) by then" if args.eval_average else ""
+        name = args.metric_for_best_model
+        logger.info("Best: %s (%s %.4g%s).", state.best_model_checkpoint, name, state.best_metric, scored)
     return trainer
 
 

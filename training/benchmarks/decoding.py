@@ -146,7 +146,7 @@ def convert(system: str, checkpoint: str, folder: str) -> None:
     name, dtype = system.split("-")
     model, tokenizer = load_checkpoint(checkpoint)
     if name == "ours":
-        model.save_pretrained(folder)
+        model.to(torch.bfloat16 if dtype == "bfloat16" else torch.float32).save_pretrained(folder)
     elif name == "marian":
         torch.save(to_marian(model).to(getattr(torch, dtype)), Path(folder, "marian.pt"))
     else:
