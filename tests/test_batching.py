@@ -1,5 +1,6 @@
 import json
 import os
+import threading
 import tracemalloc
 from collections import Counter
 from itertools import islice, pairwise
@@ -199,6 +200,27 @@ def test_every_update_finds_the_window_that_it_is_in():
         assert stream.position(update)["updates"] <= update
     assert windows[0] == 0
     assert {after - before for before, after in pairwise(windows)} == {0, 1}
+
+
+def test_the_next_window_is_read_while_one_is_learned_from():
+    further, waiting = threading.Event(), threading.Event()
+
+    def generate():
+        for i in range(900):
+            if i == 600:
+                further.set()
+                waiting.wait(30)
+            yield {"id": i, "source_length": SOURCE[i], "target_length": TARGET[i]}
+
+    pairs = IterableDataset.from_generator(generate)
+    batches = iter(TokenBudgetStream(pairs, ids, window=400, source_budget=500, target_budget=400))
+    first = next(batches)
+    assert first
+    assert max(first) < 400
+    assert further.wait(30)
+    waiting.set()
+    batches.close()  # as at the end of a training: nobody reads on
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
 
 def sentences_of(batch) -> list[tuple]:

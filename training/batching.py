@@ -6,8 +6,10 @@ Parts and their order depend on the lengths, the seed and the epoch alone, so th
 k devices × 1 part learn from the same pairs, update by update.
 """
 
+import threading
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, takewhile
 
 import numpy as np
 import torch
@@ -156,7 +158,7 @@ class TokenBudgetStream(IterableDataset):
         pairs (`datasets.IterableDataset` or `data.FilteredStream`): From `data.tokenize`; not shuffled by a buffer,
             whose pairs `datasets` would not remember.
         collate (`PairCollator`): Makes a batch of the pairs chosen.
-        window (`int`): Pairs in memory.
+        window (`int`): Pairs to cut into batches at a time; as many are read meanwhile.
         **budget: As for `TokenBudgetSampler`.
 
     Raises:
@@ -188,19 +190,37 @@ class TokenBudgetStream(IterableDataset):
         for _ in range(updates * self.budget.get("accumulation", 1)):
             yield skipped
         while True:
-            self.pairs.load_state_dict(state)
-            is_empty, stream = state is None, iter(self.pairs)
-            while window := list(islice(stream, self.window)):
+            is_empty = state is None
+            for window, behind in self._windows(state):
                 lengths = (np.array([pair[f"{side}_length"] for pair in window]) for side in ("source", "target"))
                 sampler = TokenBudgetSampler(*lengths, **self.budget)
                 sampler.set_epoch(windows)
                 for batch in sampler:
                     yield self.collate([window[index] for index in batch])
                 updates, windows, is_empty = updates + sampler.num_updates, windows + 1, False
-                self._positions.append({"updates": updates, "windows": windows, "pairs": self.pairs.state_dict()})
+                self._positions.append({"updates": updates, "windows": windows, "pairs": behind})
             if is_empty:
                 raise ValueError("The training data is an empty stream.")
             self._positions[-1]["pairs"] = state = None  # the next pass
+
+    def _windows(self, state: dict | None) -> Iterator[tuple[list[dict], dict | None]]:
+        """The windows of a pass, or of what is left of it, each with the state of the stream behind it; the next is
+        read while the model learns from one."""
+        self.pairs.load_state_dict(state)
+        stream, is_closed = iter(self.pairs), threading.Event()
+
+        def read() -> tuple[list[dict], dict | None]:
+            window = list(islice(takewhile(lambda _: not is_closed.is_set(), stream), self.window))
+            return window, self.pairs.state_dict() if window else None
+
+        with ThreadPoolExecutor(1) as reader:
+            try:
+                ahead = reader.submit(read)
+                while (found := ahead.result())[0]:
+                    ahead = reader.submit(read)
+                    yield found
+            finally:
+                is_closed.set()
 
 
 class PairCollator:
