@@ -575,6 +575,34 @@ def test_training_from_a_data_set_in_the_layout_of_the_hub(tmp_path, pairs, stre
     assert complete_checkpoints(tmp_path / "run")[-1].name == "checkpoint-12"
 
 
+def test_a_data_set_of_the_hub_that_has_changed_is_not_resumed_with(tmp_path, pairs, capsys):
+    """Though every pair is as long as before: two have changed places."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+
+    def write(rows):
+        table = pyarrow.Table.from_pylist([{"translation": {"en": source, "de": target}} for source, target in rows])
+        for split in ("train", "validation"):
+            pyarrow.parquet.write_table(table, folder / f"{split}.parquet")
+
+    write(pairs)
+    command = ["train", "--dataset_name", str(folder), "--output_dir", str(tmp_path / "run"), *SMALL]
+    assert main([*command, "--max_steps", "2"]) == 0
+    assert main([*command, "--max_steps", "4", "--resume"]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    counts = [[len(tokenizer(text)["input_ids"]) for text in pair] for pair in pairs]
+    first, second = next(
+        (i, j) for j in range(len(pairs)) for i in range(j) if counts[i] == counts[j] and pairs[i] != pairs[j]
+    )
+    changed = list(pairs)
+    changed[first], changed[second] = pairs[second], pairs[first]
+    write(changed)
+    assert main([*command, "--max_steps", "6", "--resume"]) == 1
+    error = capsys.readouterr().err
+    assert "tokens of the pairs (" in error
+    assert "lengths of the pairs" not in error
+
+
 def test_an_error_in_a_stream_names_the_line(tmp_path, data, capsys):
     broken = tmp_path / "broken.tsv"
     broken.write_text("one\teins\n" * 150 + "two\n")

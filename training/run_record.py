@@ -140,7 +140,9 @@ def _data(data: DataArguments, pairs: Dataset | FilteredStream, devices: int) ->
         own = share_of_stream(pairs, 0, devices) is not None
         return values | {"devices that read files of their own": devices if own else 1}
     source, target = lengths(pairs)
-    return values | {"pairs": len(pairs), "lengths of the pairs": _digest(source.tobytes() + target.tobytes())}
+    values |= {"pairs": len(pairs), "lengths of the pairs": _digest(source.tobytes() + target.tobytes())}
+    # Files have checksums; what a name on the Hub stands for shows in its tokens.
+    return values | ({"tokens of the pairs": _tokens(pairs)} if data.dataset_name else {})
 
 
 def _harmless(args: VaswaniTrainingArguments) -> set[str]:
@@ -148,6 +150,15 @@ def _harmless(args: VaswaniTrainingArguments) -> set[str]:
     if args.lr_scheduler_type in SCHEDULES_WITHOUT_END and not 0 < args.warmup_steps < 1:
         names |= {"max_steps", "num_train_epochs"}
     return names
+
+
+def _tokens(pairs: Dataset) -> str:
+    """A digest of all tokens, those of filtered pairs included, however they are divided into pieces in memory."""
+    digest = hashlib.sha256()
+    for name in ("input_ids", "labels"):
+        for piece in pairs.data.column(name).chunks:
+            digest.update(piece.flatten().to_numpy())
+    return digest.hexdigest()
 
 
 def _digest(content: str | bytes) -> str:
