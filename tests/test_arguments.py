@@ -146,7 +146,7 @@ def test_what_must_be_positive_is_named(name, value):
 
 
 @pytest.mark.parametrize(
-    ("word", "close"), [("--train_file", "--train_files"), ("--train-fils=a.tsv", "--train_files"), ("--zzz", None)]
+    ("word", "close"), [("--trian_files", "--train_files"), ("--train-fils=a.tsv", "--train_files"), ("--zzz", None)]
 )
 def test_an_unknown_argument_comes_with_what_it_is_close_to(word, close):
     with pytest.raises(ValueError, match="unknown argument") as error:
