@@ -1,9 +1,12 @@
+import atexit
 import os
+import shutil
 import tempfile
 
 
 # Before anything of Hugging Face is imported: offline, and caches that no other run shares.
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf-vaswani-tests-")
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

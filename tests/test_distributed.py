@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import torch
 from distributed_training import RecordingTrainer
@@ -162,8 +163,27 @@ def compare(runs: dict[str, Path], losses: list[float], updates: list[dict]) -> 
 
 
 @pytest.fixture(scope="module")
-def two(data, alone, tmp_path_factory):
-    """Runs of two processes: `ddp`, `fsdp`; `resumed`, by FSDP from a checkpoint of one process."""
+def streams(data, tmp_path_factory) -> dict[str, list[str]]:
+    """Options of two trainings from a stream: of files that each process reads, and of files that they share out."""
+    folder = tmp_path_factory.mktemp("shards")
+    for split, paths in data.items():
+        lines = [Path(path).read_text(encoding="utf-8").splitlines() for path in paths]
+        rows = [{"source": source, "target": target} for source, target in zip(*lines, strict=True)]
+        for shard in range(2):
+            table = pyarrow.Table.from_pylist(rows[shard::2])
+            name = f"{'validation' if split == 'val' else split}-0000{shard}-of-00002.parquet"
+            pyarrow.parquet.write_table(table, folder / name)
+    common = ["--streaming", "true", "--stream_window", "40", *SMALL]
+    return {
+        "shared": ["--train_files", *data["train"], "--eval_files", *data["val"], *common],
+        "own": ["--dataset_name", str(folder), "--source_lang", "source", "--target_lang", "target", *common],
+    }
+
+
+@pytest.fixture(scope="module")
+def two(data, streams, alone, tmp_path_factory):
+    """Runs of two processes: `ddp`, `fsdp`; `resumed`, by FSDP from a checkpoint of one process; of each kind of
+    stream, `KIND` and `KIND-stopped`, which goes on after update 5."""
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone[0] / "checkpoint-5", folder / "resumed" / "checkpoint-5")
     short = ["--max_steps", "2", "--eval_strategy", "no", "--metric_for_best_model", "loss"]
@@ -179,12 +199,16 @@ def two(data, alone, tmp_path_factory):
             "environment": {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"},
         },
     ]
+    for kind, options in streams.items():
+        whole, stopped = (["train", *options, "--output_dir", str(folder / f"{kind}{end}")] for end in ("", "-stopped"))
+        for run in (whole, [*stopped, "--max_steps", "5"], [*stopped, "--resume"]):
+            jobs.append({"fsdp": False, "words": run})
     return folder, launch(2, folder, jobs)
 
 
 def test_two_processes_learn_what_one_does_that_accumulates_and_what_one_batch_teaches(alone, two):
     run, losses, updates = alone
-    assert two[1].count("(2 devices x 2 batches)") == 4
+    assert two[1].count("(2 devices x 2 batches)") == 10
     compare({"1 x 4": run, "2 x 2 DDP": two[0] / "ddp", "2 x 2 FSDP2": two[0] / "fsdp"}, losses, updates)
 
 
@@ -223,6 +247,35 @@ def test_two_processes_with_fsdp_go_on_from_a_checkpoint_of_one(alone, two):
     assert len(torch.load(two[0] / "resumed" / "gradients.pt")) == UPDATES - 5
     differences = table(torch.load(two[0] / "resumed" / "gradients.pt"), alone[2][5:])
     assert max(differences.values()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["shared", "own"])
+def test_two_processes_go_on_in_their_streams(two, kind):
+    whole, stopped = two[0] / kind, two[0] / f"{kind}-stopped"
+    positions = json.loads((stopped / "checkpoint-5" / "stream.json").read_text())
+    assert len(positions) == 2
+    assert all(position["windows"] > 0 for position in positions)
+    assert (positions[0] == positions[1]) == (kind == "shared")
+    assert losses_of(stopped) == losses_of(whole)
+    assert len(losses_of(whole)) == UPDATES
+    weights = [load_file(run / f"checkpoint-{UPDATES}" / "model.safetensors") for run in (whole, stopped)]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("has_position", [True, False])
+def test_one_process_goes_on_in_the_stream_of_two(two, streams, has_position, tmp_path):
+    """Without its position, it reads again what was before."""
+    shutil.copytree(two[0] / "shared" / "checkpoint-5", tmp_path / "checkpoint-5")
+    if not has_position:
+        (tmp_path / "checkpoint-5" / "stream.json").unlink()
+    assert main(["train", *streams["shared"], "--output_dir", str(tmp_path), "--resume"]) == 0
+    assert losses_of(tmp_path) == pytest.approx(losses_of(two[0] / "shared"), rel=1e-5)
+
+
+def test_another_number_of_processes_cannot_go_on_in_streams_of_their_own(two, streams, tmp_path, capsys):
+    shutil.copytree(two[0] / "own" / "checkpoint-5", tmp_path / "checkpoint-5")
+    assert main(["train", *streams["own"], "--output_dir", str(tmp_path), "--resume"]) == 1
+    assert "devices that read files of their own (2, now 1)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -9,8 +9,8 @@ ones. With the vocabulary of 37,000 that is learned from the first pairs, a side
 section 5.1's data.
 
 Each size is worked through twice, by processes of their own: the first start reads (and writes the cache), tokenises
-(with `--num-proc` workers), filters, orders by length (bucketing) and plans an epoch; the second finds all in the
-cache, and ends with its first batch. With `--plan-only`, lengths alone are drawn, and bucketing and plan measured.
+(with `--num-proc` workers), filters, orders by length (bucketing) and plans an epoch; the second is that of
+`hf-vaswani train`, which finds all in the cache, and ends with its first batch. With `--plan-only`, lengths alone are drawn, and bucketing and plan measured.
 
 Memory is that of the process and its workers, at its peak in a stage: what is theirs alone and their parts of what
 they share (Linux's Pss_Anon), looked at every 50 ms. Pages of the memory-mapped files, which the system may take back
@@ -32,12 +32,13 @@ from pathlib import Path
 
 import datasets
 import numpy as np
-from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from ..batching import PairCollator, TokenBudgetSampler
+from ..arguments import parse_arguments
+from ..batching import TokenBudgetSampler
 from ..data import filter_by_length, lengths, load_pairs, tokenize
 from ..tokenizer import train_tokenizer
+from ..train import log_size, make_trainer
 
 
 MEDIAN, SIGMA, FACTOR_SIGMA, LONGEST = 19, 0.65, 0.2, 200  # words
@@ -140,16 +141,18 @@ def plan(stage, args: argparse.Namespace, both: tuple[np.ndarray, np.ndarray]) -
 
 
 def second_start(stage, args: argparse.Namespace, files: list[str], vocabulary: str) -> None:
-    """Until the first batch, as a resumed run gets there."""
+    """What `hf-vaswani train` does until the first batch of a model of base size, the checksums of its files among it."""
+    words = ["--train_files", *files, "--source_lang", "source", "--target_lang", "target", "--tokenizer_from", vocabulary]
+    words += ["--max_length", str(args.max_length), "--max_length_ratio", str(args.max_ratio)]
+    words += ["--num_proc", str(args.num_proc)] if args.num_proc else []
+    words += ["--source_tokens_per_update", str(args.tokens), "--target_tokens_per_update", str(args.tokens)]
+    words += ["--tokens_per_device", str(args.tokens), "--report_to", "none"]
 
     def first_batch():
-        tokenizer = AutoTokenizer.from_pretrained(vocabulary)
-        pairs = tokenize(load_pairs(files, "source", "target"), tokenizer, args.num_proc)
-        pairs, _ = filter_by_length(pairs, args.max_length, args.max_ratio)
-        sampler = TokenBudgetSampler(*lengths(pairs), args.tokens, args.tokens)
-        collate = PairCollator(tokenizer.pad_token_id, tokenizer.eos_token_id)
-        columns = pairs.select_columns(["input_ids", "labels"])
-        return next(iter(DataLoader(columns, batch_sampler=sampler, collate_fn=collate)))
+        with tempfile.TemporaryDirectory() as run:
+            trainer = make_trainer(*parse_arguments([*words, "--output_dir", run]), checkpoint=None)
+            log_size(trainer)
+            return next(iter(trainer.get_train_dataloader()))
 
     stage("second start", first_batch)
 

@@ -193,7 +193,7 @@ def work(connection, system: str, folder: str, threads: int, sentences: list[lis
         start = time.perf_counter()
         outputs = search(sentences)
         connection.send((time.perf_counter() - start, outputs if command == "outputs" else None))
-    memory = peak_memory()  # the profiler takes some too
+    memory = peak_memory(torch.device("cpu"))  # the profiler takes some too
     connection.send((memory, None if name == "ctranslate2" else matrix_product_share(search, sentences[::8])))
 
 

@@ -18,6 +18,7 @@ of tokens (Table 1 of the paper). The last line is one JSON object.
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -38,6 +39,7 @@ from transformers import (
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
 from ..arguments import VaswaniTrainingArguments
+from ..cli import KERNELS
 from ..data import load_pairs, tokenize
 from ..tokenizer import train_tokenizer
 from ..trainer import VaswaniTrainer
@@ -62,14 +64,26 @@ SYSTEMS = ("ours", "marian-random", "marian-grouped")
 LENGTHS = [2**power for power in range(4, 13)]
 
 
-def matrix_product_rate(dtype: torch.dtype, size: int = 2048) -> float:
+def device() -> torch.device:
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def now() -> float:
+    """Seconds, when all that was begun on the device is done."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def matrix_product_rate(dtype: torch.dtype) -> float:
     """Operations a second of the best of several products of square matrices."""
-    left, right = torch.randn(2, size, size).to(dtype)
+    size = 8192 if torch.accelerator.is_available() else 2048
+    left, right = torch.randn(2, size, size, device=device(), dtype=dtype)
     best = float("inf")
     for _ in range(5):
-        start = time.perf_counter()
+        start = now()
         torch.mm(left, right)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, now() - start)
     return 2 * size**3 / best
 
 
@@ -112,12 +126,12 @@ class Stepper(TrainerCallback):
             self.left = self.connection.recv()
             if not self.left:
                 raise Over
-            self.counts, self.start = Counts(), time.perf_counter()
+            self.counts, self.start = Counts(), now()
 
     def on_step_end(self, args, state, control, **kwargs):
         self.left -= 1
         if not self.left:
-            self.connection.send((time.perf_counter() - self.start, self.counts))
+            self.connection.send((now() - self.start, self.counts))
 
 
 def counting(trainer_class: type, stepper: Stepper) -> type:
@@ -178,6 +192,8 @@ def compilations() -> dict:
 
 def work(connection, system: str, config: VaswaniConfig, dataset: Dataset, tokenizer, args: dict) -> None:
     """A system's process."""
+    if system == "ours":
+        os.environ.update(KERNELS)  # as `hf-vaswani train` does
     torch.set_num_threads(args["threads"])
     stepper = Stepper(connection)
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +201,7 @@ def work(connection, system: str, config: VaswaniConfig, dataset: Dataset, token
         try:
             trainer.train()
         except Over:
-            connection.send((peak_memory(), compilations() if args["compile"] and system == "ours" else {}))
+            connection.send((peak_memory(device()), compilations() if args["compile"] and system == "ours" else {}))
 
 
 def read_data(files: list[str]) -> tuple[Dataset, object]:
@@ -251,21 +267,21 @@ def ratios(results: dict[str, dict]) -> dict:
 
 def step_times(model: PreTrainedModel, length: int, tokens: int, dtype: str, repeats: int) -> dict[str, float]:
     """Milliseconds of a forward pass and of a step with its gradients, at `tokens` tokens in sentences of `length`."""
-    ids = torch.randint(3, model.config.vocab_size, (max(1, tokens // length), length))
+    ids = torch.randint(3, model.config.vocab_size, (max(1, tokens // length), length), device=model.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     times: dict[str, list[float]] = {"forward": [], "step": []}
     for _ in range(repeats + 1):
         for name, seconds in times.items():
-            start = time.perf_counter()
+            start = now()
             with (
                 torch.set_grad_enabled(name == "step"),
-                torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"),
+                torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == "bfloat16"),
             ):
                 loss = model(**batch).loss
             if name == "step":
                 loss.backward()
                 model.zero_grad()
-            seconds.append(1000 * (time.perf_counter() - start))
+            seconds.append(1000 * (now() - start))
     return {name: round(statistics.median(seconds[1:]), 1) for name, seconds in times.items()}
 
 
@@ -278,7 +294,7 @@ def measure_lengths(args: argparse.Namespace) -> dict:
         models = {"ours": VaswaniForConditionalGeneration(config), "marian": marian_like(config, LENGTHS[-1])}
         for length in LENGTHS:
             for system, model in models.items():
-                times = step_times(model.train(), length, args.tokens, dtype, args.repeats)
+                times = step_times(model.to(device()).train(), length, args.tokens, dtype, args.repeats)
                 found.setdefault(f"{size}-{dtype}", {}).setdefault(system, {})[length] = times
                 print(f"{size} {dtype} {system:<7} n = {length:>4}: {times}", flush=True)
     return found
