@@ -6,7 +6,6 @@ import tempfile
 
 # Before anything of Hugging Face is imported: offline, and caches that no other run shares.
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf-vaswani-tests-")
-atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -21,6 +20,9 @@ from hf_vaswani import (
 )
 from training.demo_data import generate_pairs
 from training.tokenizer import train_tokenizer
+
+
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
 
 def pytest_configure(config):

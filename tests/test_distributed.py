@@ -200,9 +200,8 @@ def two(data, streams, alone, tmp_path_factory):
         },
     ]
     for kind, options in streams.items():
-        whole, stopped = (["train", *options, "--output_dir", str(folder / f"{kind}{end}")] for end in ("", "-stopped"))
-        for run in (whole, [*stopped, "--max_steps", "5"], [*stopped, "--resume"]):
-            jobs.append({"fsdp": False, "words": run})
+        for name, more in ((kind, []), (f"{kind}-stopped", ["--max_steps", "5"]), (f"{kind}-stopped", ["--resume"])):
+            jobs.append({"fsdp": False, "words": ["train", *options, "--output_dir", str(folder / name), *more]})
     return folder, launch(2, folder, jobs)
 
 

@@ -9,8 +9,9 @@ ones. With the vocabulary of 37,000 that is learned from the first pairs, a side
 section 5.1's data.
 
 Each size is worked through twice, by processes of their own: the first start reads (and writes the cache), tokenises
-(with `--num-proc` workers), filters, orders by length (bucketing) and plans an epoch; the second is that of
-`hf-vaswani train`, which finds all in the cache, and ends with its first batch. With `--plan-only`, lengths alone are drawn, and bucketing and plan measured.
+(with `--num-proc` workers), filters, orders by length (bucketing) and plans an epoch; the second is the start of
+`hf-vaswani train`, which finds all in the cache, and ends with its first batch. With `--plan-only`, lengths alone are
+drawn, and bucketing and plan measured.
 
 Memory is that of the process and its workers, at its peak in a stage: what is theirs alone and their parts of what
 they share (Linux's Pss_Anon), looked at every 50 ms. Pages of the memory-mapped files, which the system may take back
@@ -141,8 +142,9 @@ def plan(stage, args: argparse.Namespace, both: tuple[np.ndarray, np.ndarray]) -
 
 
 def second_start(stage, args: argparse.Namespace, files: list[str], vocabulary: str) -> None:
-    """What `hf-vaswani train` does until the first batch of a model of base size, the checksums of its files among it."""
-    words = ["--train_files", *files, "--source_lang", "source", "--target_lang", "target", "--tokenizer_from", vocabulary]
+    """What `hf-vaswani train` does until the first batch of a model of base size, with the checksums of its files."""
+    words = ["--train_files", *files, "--source_lang", "source", "--target_lang", "target"]
+    words += ["--tokenizer_from", vocabulary]
     words += ["--max_length", str(args.max_length), "--max_length_ratio", str(args.max_ratio)]
     words += ["--num_proc", str(args.num_proc)] if args.num_proc else []
     words += ["--source_tokens_per_update", str(args.tokens), "--target_tokens_per_update", str(args.tokens)]

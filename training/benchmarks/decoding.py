@@ -91,7 +91,7 @@ def load_ours(dtype: str, folder: str) -> dict[str, Search]:
         with model.fixed_weights():
             return batched(search_batch, tokenizer, partial(batches, budget=budget), in_threads=True)(sentences)
 
-    return {f"{budget} tokens": partial(search, budget=budget) for budget in (512, 1024)}
+    return {f"{budget} tokens": partial(search, budget=budget) for budget in (256, 512)}
 
 
 def load_marian(dtype: str, folder: str) -> dict[str, Search]:
