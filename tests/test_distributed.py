@@ -169,8 +169,8 @@ def streams(data, tmp_path_factory) -> dict[str, list[str]]:
     for split, paths in data.items():
         lines = [Path(path).read_text(encoding="utf-8").splitlines() for path in paths]
         rows = [{"source": source, "target": target} for source, target in zip(*lines, strict=True)]
-        for shard in range(2):
-            table = pyarrow.Table.from_pylist(rows[shard::2])
+        for shard, part in enumerate((rows[: len(rows) // 3], rows[len(rows) // 3 :])):
+            table = pyarrow.Table.from_pylist(part)
             name = f"{'validation' if split == 'val' else split}-0000{shard}-of-00002.parquet"
             pyarrow.parquet.write_table(table, folder / name)
     common = ["--streaming", "true", "--stream_window", "40", "--max_length", "60", *SMALL]
@@ -254,6 +254,7 @@ def test_two_processes_go_on_in_their_streams(two, kind):
     positions = json.loads((stopped / "checkpoint-5" / "stream.json").read_text())
     assert len(positions) == 2
     assert all(position["windows"] > 0 for position in positions)
+    assert (positions[0] == positions[1]) == (kind == "shared")
     assert losses_of(stopped) == losses_of(whole)
     assert len(losses_of(whole)) == UPDATES
     weights = [load_file(run / f"checkpoint-{UPDATES}" / "model.safetensors") for run in (whole, stopped)]
