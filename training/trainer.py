@@ -21,6 +21,7 @@ from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average, mean_swa
 from .batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from .checkpoints import checkpoint_name
 from .data import lengths, share_of_stream
+from .products import OneDNNProducts
 from .safe_trainer import SafeTrainer
 from .sharding import embeddings_in_root, gathered
 from .stopping import ignore_signals
@@ -95,6 +96,7 @@ class VaswaniTrainer(SafeTrainer):
         self._stream_window = stream_window
         self._stream: TokenBudgetStream | None = None
         self._throughput = _Throughput()
+        self._uses_onednn = not args.torch_compile and OneDNNProducts.pays(self.model)
         if args.torch_compile:  # nearly every batch has a shape of its own; the first graph would fit one of them only
             self.accelerator.state.dynamo_plugin.dynamic = True
         if args.save_minutes is not None:
@@ -197,6 +199,12 @@ class VaswaniTrainer(SafeTrainer):
         """The model's own smoothed loss, over all labels of the update, without keeping the logits."""
         inputs = {**inputs, "skip_logits": not return_outputs}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def training_step(self, *args, **kwargs) -> torch.Tensor:
+        # Gradient checkpointing repeats forward passes where no mode is on, and refuses what then differs.
+        uses_onednn = self._uses_onednn and not getattr(self.model, "is_gradient_checkpointing", False)
+        with OneDNNProducts() if uses_onednn else contextlib.nullcontext():
+            return super().training_step(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """An update's batches; what they hold goes into the log."""
