@@ -186,18 +186,21 @@ def checkpoints(run, *steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "keep", "left"),
+    ("limit", "keep", "regular", "left"),
     [
-        (None, {10}, [2, 4, 8, 10]),
-        (3, {10}, [4, 8, 10]),
-        (1, {10}, [10]),
-        (2, {2, 10}, [2, 10]),
-        (1, {2, 4, 10}, [2, 4, 10]),
+        (None, {10}, [2, 4, 8, 10], [2, 4, 8, 10]),
+        (3, {10}, [2, 4, 8, 10], [4, 8, 10]),
+        (1, {10}, [2, 4, 8, 10], [10]),
+        (2, {2, 10}, [2, 4, 8, 10], [2, 10]),
+        (1, {2, 4, 10}, [2, 4, 8, 10], [2, 4, 10]),
+        (3, {10}, [2, 4, 10], [2, 4, 10]),  # an interruption wrote 8
+        (2, {10}, [2, 4, 10], [4, 10]),
+        (4, {10}, [2, 4, 10], [2, 4, 8, 10]),
     ],
 )
-def test_rotation_deletes_the_oldest_by_step_and_none_that_is_to_be_kept(tmp_path, limit, keep, left):
+def test_rotation_deletes_what_interruptions_wrote_then_the_oldest(tmp_path, limit, keep, regular, left):
     checkpoints(tmp_path, 10, 2, 8, 4)
-    rotate(tmp_path, limit, {tmp_path / f"checkpoint-{step}" for step in keep})
+    rotate(tmp_path, limit, {tmp_path / f"checkpoint-{step}" for step in keep}, regular)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"checkpoint-{step}" for step in left)
 
 

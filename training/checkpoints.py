@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -202,20 +202,24 @@ def clear_partial(run: str | Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def rotate(run: Path, limit: int | None, keep: set[Path]) -> None:
-    """Deletes the oldest checkpoints until there are no more than `limit`, but none of those to keep.
+def rotate(run: Path, limit: int | None, keep: set[Path], regular: Collection[int]) -> None:
+    """Deletes checkpoints until there are no more than `limit`, but none of those to keep: first what interruptions
+    wrote, then the oldest.
 
     Args:
         run (`Path`): The run's folder.
         limit (`int`, *optional*): `save_total_limit`; no limit when not given, or not positive.
         keep (`set[Path]`): Checkpoints to keep, even over the limit.
+        regular (`Collection[int]`): Steps of the checkpoints that no interruption wrote.
     """
     if limit is None or limit <= 0:
         return
     folders = checkpoint_folders(run)
     surplus = len(folders) - max(limit, len(keep))
     removed = run / PARTIAL / REMOVED
-    for folder in [folder for folder in folders if folder not in keep][: max(surplus, 0)]:
+    candidates = [folder for folder in folders if folder not in keep]
+    candidates.sort(key=lambda folder: (checkpoint_step(folder) in regular, checkpoint_step(folder)))
+    for folder in candidates[: max(surplus, 0)]:
         removed.mkdir(parents=True, exist_ok=True)
         folder.rename(removed / folder.name)
     shutil.rmtree(run / PARTIAL, ignore_errors=True)

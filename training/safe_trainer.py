@@ -107,7 +107,7 @@ class SafeTrainer(Seq2SeqTrainer):
             if self.args.should_save:
                 write_checksums(run / PARTIAL / name)
                 put_in_place(run / PARTIAL / name, run / name)
-                rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run))
+                rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run), self.saved_steps)
             self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run / name))
@@ -241,7 +241,7 @@ class SafeTrainer(Seq2SeqTrainer):
         self.saved_steps = regular_steps(Path(self._resumed_from))
         self._remember_best(run)
         if self.args.should_save:
-            rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run))
+            rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run), self.saved_steps)
         self.state.compute_steps(self.args, self.state.max_steps)  # the stock Trainer keeps to those of the checkpoint
         path = Path(self._resumed_from) / PROGRESS_NAME
         self._resumed_from = None
