@@ -19,6 +19,7 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+import training.products
 import training.train
 import training.trainer
 from training.cli import main
@@ -86,7 +87,11 @@ def set_up(job: dict) -> None:
     training.train.VaswaniTrainer = functools.partial(RecordingTrainer, more=more)
 
 
+NARROWEST = 16  # of layers that oneDNN trains: here all of them
+
+
 if __name__ == "__main__":
+    training.products.NARROWEST = NARROWEST
     for job in json.loads(Path(sys.argv[1]).read_text()):
         set_up(job)
         if (status := main(job["words"])) != job.get("status", 0):

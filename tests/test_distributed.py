@@ -11,11 +11,12 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 import torch
-from distributed_training import RecordingTrainer
+from distributed_training import NARROWEST, RecordingTrainer
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM
 
+import training.products
 import training.train
 from training.cli import main
 from training.demo_data import write_demo_data
@@ -116,6 +117,7 @@ def alone(data, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training.train, "VaswaniTrainer", Kept)
+        patch.setattr(training.products, "NARROWEST", NARROWEST)
         assert main(words(data, folder / "run")) == 0
     losses, updates = OneBatch(trainers[0], starts[0]).train()
     return folder / "run", losses, updates

@@ -202,7 +202,7 @@ class VaswaniTrainer(SafeTrainer):
 
     def training_step(self, *args, **kwargs) -> torch.Tensor:
         # Gradient checkpointing repeats forward passes where no mode is on, and refuses what then differs.
-        uses_onednn = self._uses_onednn and not getattr(self.model, "is_gradient_checkpointing", False)
+        uses_onednn = self._uses_onednn and not getattr(self.model, "is_activation_checkpointing", False)
         with OneDNNProducts() if uses_onednn else contextlib.nullcontext():
             return super().training_step(*args, **kwargs)
 
