@@ -48,7 +48,7 @@ class OneDNNProducts(TorchFunctionMode):
     def pays(model: nn.Module) -> bool:
         """Whether the model has a layer for it."""
         layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        return _has_onednn() and any(_is_wide(layer.weight) for layer in layers)
+        return any(_is_wide(layer.weight) for layer in layers)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -69,12 +69,10 @@ def _is_meant(input, weight, bias=None) -> bool:
         and _is_wide(weight)
         and input.numel() > 0
         and not torch.is_autocast_enabled("cpu")
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
     )
 
 
 def _is_wide(weight: torch.Tensor) -> bool:
     return weight.dim() == 2 and min(weight.shape) >= NARROWEST
-
-
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled

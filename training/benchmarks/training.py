@@ -7,7 +7,8 @@ Every system is a process of its own and trains by its Trainer, with label smoot
 An update has the same number of target tokens for all: this package fills budgets of tokens, of `--part-tokens` at a
 time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length.
 Repetitions are interleaved; medians are reported with the range. Rates count target tokens without padding. MFU is the
-share of the machine's rate in matrix products, measured in between, that the real tokens' matrix products are done at.
+share of the rate of `torch.mm`, measured in between, that the real tokens' matrix products are done at. Where this
+package has its products from a faster library (`training/products.py`), that library's own rate is reported beside it.
 With `--compile`, this package's model is compiled; the figures say into how many graphs, how many of them because none
 fitted, and in how many seconds. What is compiled after the first update counts as training.
 
@@ -16,18 +17,21 @@ of tokens (Table 1 of the paper). The last line is one JSON object.
 """
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 from datasets import Dataset
 from torch._dynamo.utils import get_compilation_metrics
+from torch.nn import functional as F
 from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedModel,
@@ -41,6 +45,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from ..arguments import VaswaniTrainingArguments
 from ..cli import KERNELS
 from ..data import load_pairs, tokenize
+from ..products import OneDNNProducts
 from ..tokenizer import train_tokenizer
 from ..trainer import VaswaniTrainer
 from .memory import peak_memory
@@ -75,14 +80,14 @@ def now() -> float:
     return time.perf_counter()
 
 
-def matrix_product_rate(dtype: torch.dtype) -> float:
+def matrix_product_rate(dtype: torch.dtype, product: Callable = torch.mm) -> float:
     """Operations a second of the best of several products of square matrices."""
     size = 8192 if torch.accelerator.is_available() else 2048
     left, right = torch.randn(2, size, size, device=device(), dtype=dtype)
     best = float("inf")
     for _ in range(5):
         start = now()
-        torch.mm(left, right)
+        product(left, right)
         best = min(best, now() - start)
     return 2 * size**3 / best
 
@@ -226,9 +231,11 @@ def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset,
         context.Process(target=work, args=inputs, daemon=True).start()
         connections[system].send(1)  # warms up
         connections[system].recv()
-    rates = []
+    rates, linear_rates = [], []
     for _ in range(args.repeats):
         rates.append(matrix_product_rate(getattr(torch, dtype)))
+        with OneDNNProducts():
+            linear_rates.append(matrix_product_rate(getattr(torch, dtype), F.linear))
         for system, connection in connections.items():
             connection.send(args.updates)
             found[system]["runs"].append(connection.recv())
@@ -236,7 +243,10 @@ def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset,
         connection.send(0)
         found[system]["memory"], found[system]["compiled"] = connection.recv()
     rate = statistics.median(rates)
-    return {system: summary(found[system], config, rate) for system in args.systems}
+    measured = {system: summary(found[system], config, rate) for system in args.systems}
+    if "ours" in measured:
+        measured["ours"]["linear_gflops"] = round(statistics.median(linear_rates) / 1e9)
+    return measured
 
 
 def summary(found: dict, config: VaswaniConfig, rate: float) -> dict:
@@ -266,9 +276,13 @@ def ratios(results: dict[str, dict]) -> dict:
 
 
 def step_times(model: PreTrainedModel, length: int, tokens: int, dtype: str, repeats: int) -> dict[str, float]:
-    """Milliseconds of a forward pass and of a step with its gradients, at `tokens` tokens in sentences of `length`."""
+    """Milliseconds of a forward pass and of a step with its gradients, at `tokens` tokens in sentences of `length`;
+    this package's model as its Trainer runs it, without keeping the logits."""
     ids = torch.randint(3, model.config.vocab_size, (max(1, tokens // length), length), device=model.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    is_ours = isinstance(model, VaswaniForConditionalGeneration)
+    if is_ours:
+        batch["skip_logits"] = True
     times: dict[str, list[float]] = {"forward": [], "step": []}
     for _ in range(repeats + 1):
         for name, seconds in times.items():
@@ -276,6 +290,7 @@ def step_times(model: PreTrainedModel, length: int, tokens: int, dtype: str, rep
             with (
                 torch.set_grad_enabled(name == "step"),
                 torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == "bfloat16"),
+                OneDNNProducts() if is_ours else contextlib.nullcontext(),
             ):
                 loss = model(**batch).loss
             if name == "step":
