@@ -6,9 +6,10 @@
 Every system is a process of its own and trains by its Trainer, with label smoothing, Adam and, for bfloat16, autocast.
 An update has the same number of target tokens for all: this package fills budgets of tokens, of `--part-tokens` at a
 time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length.
-Repetitions are interleaved; medians are reported with the range. Rates count target tokens without padding. MFU is the
-share of the rate of `torch.mm`, measured in between, that the real tokens' matrix products are done at. Where this
-package has its products from a faster library (`training/products.py`), that library's own rate is reported beside it.
+Repetitions are interleaved, after some updates that are not measured; medians are reported with the range. Rates count
+target tokens without padding. MFU is the share of the rate of `torch.mm`, measured in between, that the real tokens'
+matrix products are done at. Where this package has its products from a faster library (`training/products.py`), that
+library's own rate is reported beside it.
 With `--compile`, this package's model is compiled; the figures say into how many graphs, how many of them because none
 fitted, and in how many seconds. What is compiled after the first update counts as training.
 
@@ -229,7 +230,7 @@ def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset,
         connections[system], theirs = context.Pipe()
         inputs = (theirs, system, config, dataset, tokenizer, options)
         context.Process(target=work, args=inputs, daemon=True).start()
-        connections[system].send(1)  # warms up
+        connections[system].send(args.warm_up)
         connections[system].recv()
     rates, linear_rates = [], []
     for _ in range(args.repeats):
@@ -339,10 +340,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="target tokens of an update (%(default)s)")
     parser.add_argument("--part-tokens", type=int, default=2048, help="of this package's batches (%(default)s)")
     parser.add_argument("--updates", type=int, default=3, help="of a repetition (%(default)s)")
+    parser.add_argument("--warm-up", type=int, default=3, help="updates that are not measured (%(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile this package's model by torch.compile")
     parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
     args = parser.parse_args(argv)
+    if args.warm_up < 1:
+        parser.error(f"--warm-up must be at least 1, got {args.warm_up}")
     if args.lengths:
         found = measure_lengths(args)
         options = {"threads": args.threads, "tokens": args.tokens}
