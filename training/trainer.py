@@ -96,7 +96,8 @@ class VaswaniTrainer(SafeTrainer):
         self._stream_window = stream_window
         self._stream: TokenBudgetStream | None = None
         self._throughput = _Throughput()
-        self._uses_onednn = not args.torch_compile and OneDNNProducts.pays(self.model)
+        recomputes = self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.activation_checkpointing
+        self._uses_onednn = not args.torch_compile and not recomputes and OneDNNProducts.pays(self.model)
         if args.torch_compile:  # nearly every batch has a shape of its own; the first graph would fit one of them only
             self.accelerator.state.dynamo_plugin.dynamic = True
         if args.save_minutes is not None:
@@ -201,7 +202,7 @@ class VaswaniTrainer(SafeTrainer):
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def training_step(self, *args, **kwargs) -> torch.Tensor:
-        # Gradient checkpointing repeats forward passes where no mode is on, and refuses what then differs.
+        # Activation checkpointing repeats forward passes where no mode is on, and refuses what then differs.
         uses_onednn = self._uses_onednn and not getattr(self.model, "is_activation_checkpointing", False)
         with OneDNNProducts() if uses_onednn else contextlib.nullcontext():
             return super().training_step(*args, **kwargs)
