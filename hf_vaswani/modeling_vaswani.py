@@ -34,6 +34,7 @@ from .generation_vaswani import VaswaniGenerationMixin
 from .int8_vaswani import Int8Linear
 
 
+SHORT = 32  # tokens of a sentence, up to which plain matrix products are the fastest attention in training on a CPU
 IGNORED_LABEL = -100  # of a position that has no target, as everywhere in PyTorch
 
 
@@ -139,6 +140,24 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+def short_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Unpack[TransformersKwargs],
+) -> tuple[torch.Tensor, None]:
+    """What `sdpa` computes, from what it takes: a mask of booleans, or none where all or all earlier keys count."""
+    queries, keys = query.shape[2], key.shape[2]
+    if attention_mask is None and module.is_causal and queries > 1:
+        attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        attention_mask = (~attention_mask).to(query.dtype) * torch.finfo(query.dtype).min
+    outputs, _ = eager_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return outputs, None
+
+
 class VaswaniAttention(nn.Module):
     """Multi-head attention (section 3.2.2), with `d_k` and `d_v` free as in Table 3, row B.
 
@@ -191,7 +210,10 @@ class VaswaniAttention(nn.Module):
             name = "sdpa"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         device, dtype = query.device.type, query.dtype
-        if not (name == "sdpa" and device == "cpu" and dtype == torch.bfloat16 and torch.is_grad_enabled()):
+        in_training = name == "sdpa" and device == "cpu" and torch.is_grad_enabled()
+        if in_training and query.shape[2] * key.shape[2] <= SHORT**2 and not torch.compiler.is_compiling():
+            attention = short_attention_forward  # for which torch's own takes up to twice the time
+        if not (in_training and dtype == torch.bfloat16):
             return attention(self, query, key, value, attention_mask, **kwargs)
         # On a CPU, the gradients of torch's own take eight times as long in bfloat16 as in float32.
         if attention_mask is not None and attention_mask.is_floating_point():

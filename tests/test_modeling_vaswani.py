@@ -2,14 +2,14 @@ import math
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import tiny_config, tiny_model
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DynamicCache, MarianConfig, MarianModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel, modeling_vaswani
-from hf_vaswani.modeling_vaswani import SmoothedCrossEntropy, dropout, eager_attention_forward, sinusoids
+from hf_vaswani.modeling_vaswani import SHORT, SmoothedCrossEntropy, dropout, eager_attention_forward, sinusoids
 
 
 PAD, BOS, EOS = 0, 1, 2
@@ -204,28 +204,73 @@ def test_logits_equal_marian_under_a_permutation_of_features():
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_through_attention_on_a_cpu_are_computed_in_32_bits(monkeypatch):
-    """In bfloat16 torch takes many times as long for them."""
-    seen, real = [], torch.nn.functional.scaled_dot_product_attention
+@pytest.fixture
+def sdpa_types(monkeypatch) -> list[set[torch.dtype]]:
+    """The types that torch's own attention is called with."""
+    seen, real = [], F.scaled_dot_product_attention
 
     def spy(query, key, value, *args, **kwargs):
         seen.append({query.dtype, key.dtype, value.dtype})
         return real(query, key, value, *args, **kwargs)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    model = tiny_model(dropout=0.0).train()
-    inputs = {"input_ids": torch.tensor([[4, 5, 6], [7, 8, 0]]), "labels": torch.tensor([[4, 9], [5, 6]])}
-    inputs["attention_mask"] = (inputs["input_ids"] != 0).long()
-    loss = model(**inputs).loss
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    return seen
+
+
+def training_batch(source: int, target: int) -> dict[str, torch.Tensor]:
+    """Two pairs, of which the second has padding on both sides."""
+    inputs, mask = batch_of([source, source - 2])
+    labels = random_tokens(2, target)
+    labels[1, -1] = -100
+    return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+
+
+def test_gradients_through_attention_on_a_cpu_are_computed_in_32_bits(sdpa_types):
+    """In bfloat16 torch takes many times as long for them."""
+    model, batch = tiny_model().train(), training_batch(SHORT + 1, SHORT + 1)
+    loss = model(**batch).loss
     with torch.autocast("cpu", torch.bfloat16):
-        half = model(**inputs).loss
+        half = model(**batch).loss
     half.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     torch.testing.assert_close(half, loss, rtol=2e-2, atol=0)
-    assert seen == [{torch.float32}] * len(seen)
+    assert sdpa_types == [{torch.float32}] * 12  # two passes through two layers of three
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        model(**inputs)
-    assert seen[-1] == {torch.bfloat16}
+        model(**batch)
+    assert sdpa_types[-1] == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_of_short_sentences_teaches_what_torchs_own_does(masked, dtype, sdpa_types, monkeypatch):
+    batch = training_batch(7, 9)
+    if not masked:
+        batch = {"input_ids": batch["input_ids"][:1], "labels": batch["labels"][:1]}
+    gradients, losses = [], []
+    for short in (SHORT, 0):
+        monkeypatch.setattr(modeling_vaswani, "SHORT", short)
+        model = tiny_model().train()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            losses.append(model(**batch).loss)
+        losses[-1].backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        assert len(sdpa_types) == (0 if short else 6)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(losses[0], losses[1], rtol=tolerance, atol=0)
+    assert (gradients[0] - gradients[1]).norm() < tolerance * gradients[1].norm()
+
+
+def test_attention_of_short_sentences_takes_masks_to_add(monkeypatch):
+    module = modeling_vaswani.VaswaniAttention(tiny_config(), 0, is_causal=True)
+    states, blocked = torch.randn(2, 5, 16), torch.rand(2, 1, 5, 5) < 0.3
+    blocked[..., 0] = False
+    added = torch.zeros(2, 1, 5, 5).masked_fill(blocked, -torch.inf)
+    module.config._attn_implementation = "sdpa"
+    booleans, floats = module(states, ~blocked)[0], module(states, added)[0]
+    monkeypatch.setattr(modeling_vaswani, "SHORT", 0)
+    expected = module(states, ~blocked)[0]
+    torch.testing.assert_close(booleans, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(floats, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
