@@ -663,7 +663,10 @@ class SmoothedCrossEntropy(torch.autograd.Function):
             if needs_grad:
                 product.copy_(exponentials)  # softmax times `total`, which is cheaper to divide out afterwards
                 grad_hidden[rows] = (product @ weight).float() / total
-                grad_weight += product.t() @ (hidden / total).to(dtype)
+                if dtype == grad_weight.dtype:
+                    grad_weight.addmm_(product.t(), hidden / total)
+                else:
+                    grad_weight += product.t() @ (hidden / total).to(dtype)
         if needs_grad:
             grad_hidden -= (1 - epsilon) * weight[labels] + epsilon * mean_weight
             grad_weight -= epsilon / len(weight) * hidden_states.float().sum(0)
