@@ -148,7 +148,8 @@ def short_attention_forward(
     attention_mask: torch.Tensor | None,
     **kwargs: Unpack[TransformersKwargs],
 ) -> tuple[torch.Tensor, None]:
-    """What `sdpa` computes, from what it takes: a mask of booleans, or none where all or all earlier keys count."""
+    """What `sdpa` computes, from the masks that it takes: booleans (true on keys that count), numbers to add, or none
+    where all keys count, or all earlier ones."""
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is None and module.is_causal and queries > 1:
         attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()

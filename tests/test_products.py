@@ -75,8 +75,9 @@ def test_only_the_gradients_that_are_wanted():
         (nn.Linear(300, 300).double(), torch.randn(2, 300).double()),
         (nn.Linear(300, 300).bfloat16(), torch.randn(2, 300).bfloat16()),
         (nn.Linear(300, 300), torch.randn(0, 300)),
+        (nn.Linear(300, 300), torch.randn(300)),
     ],
-    ids=["narrow inputs", "narrow outputs", "float64", "bfloat16", "nothing"],
+    ids=["narrow inputs", "narrow outputs", "float64", "bfloat16", "nothing", "a vector"],
 )
 def test_everything_else_is_pytorchs(layer, inputs):
     with OneDNNProducts(), CountingProducts() as counted:

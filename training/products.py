@@ -40,8 +40,7 @@ class OneDNNProducts(TorchFunctionMode):
     """Within, linear layers of some width are trained by oneDNN, where they are float32 on a CPU; everything else is
     as it was.
 
-    Whether a layer is, depends on nothing that could differ between two runs on the same machine, so that a resumed
-    run ends as one that was never stopped.
+    The choice depends on a layer's type and shape alone, so that a resumed run ends as one that was never stopped.
     """
 
     @staticmethod
@@ -67,6 +66,7 @@ def _is_meant(input, weight, bias=None) -> bool:
         and input.device.type == weight.device.type == "cpu"
         and type(weight) in (torch.Tensor, nn.Parameter)  # none that is divided or quantised
         and _is_wide(weight)
+        and input.dim() > 1
         and input.numel() > 0
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
