@@ -260,13 +260,14 @@ def test_attention_of_short_sentences_teaches_what_torchs_own_does(masked, dtype
     assert (gradients[0] - gradients[1]).norm() < tolerance * gradients[1].norm()
 
 
-def test_attention_of_short_sentences_takes_masks_to_add(monkeypatch):
+def test_attention_of_short_sentences_takes_masks_to_add(sdpa_types, monkeypatch):
     module = modeling_vaswani.VaswaniAttention(tiny_config(), 0, is_causal=True)
     states, blocked = torch.randn(2, 5, 16), torch.rand(2, 1, 5, 5) < 0.3
     blocked[..., 0] = False
     added = torch.zeros(2, 1, 5, 5).masked_fill(blocked, -torch.inf)
     module.config._attn_implementation = "sdpa"
     booleans, floats = module(states, ~blocked)[0], module(states, added)[0]
+    assert not sdpa_types
     monkeypatch.setattr(modeling_vaswani, "SHORT", 0)
     expected = module(states, ~blocked)[0]
     torch.testing.assert_close(booleans, expected, rtol=1e-5, atol=1e-6)
