@@ -18,8 +18,8 @@ from hf_vaswani import (
     decoding_vaswani,
     generation_vaswani,
 )
+from training.data.tokenizer import train_tokenizer
 from training.demo_data import generate_pairs
-from training.tokenizer import train_tokenizer
 
 
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)

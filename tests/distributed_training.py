@@ -19,11 +19,11 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-import training.products
-import training.train
-import training.trainer
+import training.trainer.onednn
+import training.trainer.run
+import training.trainer.trainer
 from training.cli import main
-from training.trainer import VaswaniTrainer
+from training.trainer.trainer import VaswaniTrainer
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,17 +65,17 @@ class RecordingTrainer(VaswaniTrainer):
             self.add_callback(callback)
 
     def _bleu(self, dataset, options) -> float:
-        translations, original = [], training.trainer.translate
+        translations, original = [], training.trainer.trainer.translate
 
         def translate(*args, **kwargs):
             translations.extend(original(*args, **kwargs))
             return translations
 
-        training.trainer.translate = translate
+        training.trainer.trainer.translate = translate
         try:
             return super()._bleu(dataset, options)
         finally:
-            training.trainer.translate = original
+            training.trainer.trainer.translate = original
             path = Path(self.args.output_dir) / f"translations-{self.args.process_index}.json"
             path.write_text(json.dumps(translations))
 
@@ -84,14 +84,14 @@ def set_up(job: dict) -> None:
     AcceleratorState._reset_state()
     os.environ.update({"ACCELERATE_USE_FSDP": str(job["fsdp"]).lower(), **job.get("environment", {})})
     more = (Spoil(job["spoil"]),) if "spoil" in job else ()
-    training.train.VaswaniTrainer = functools.partial(RecordingTrainer, more=more)
+    training.trainer.run.VaswaniTrainer = functools.partial(RecordingTrainer, more=more)
 
 
 NARROWEST = 16  # of layers that oneDNN trains: here all of them
 
 
 if __name__ == "__main__":
-    training.products.NARROWEST = NARROWEST
+    training.trainer.onednn.NARROWEST = NARROWEST
     for job in json.loads(Path(sys.argv[1]).read_text()):
         set_up(job)
         if (status := main(job["words"])) != job.get("status", 0):

@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-from training.checkpoints import PARTIAL, complete_checkpoints
 from training.cli import main
-from training.trainer import VaswaniTrainer
+from training.trainer.checkpoints import PARTIAL, complete_checkpoints
+from training.trainer.trainer import VaswaniTrainer
 
 
 EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}

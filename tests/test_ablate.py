@@ -11,14 +11,16 @@ from filelock import FileLock
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani import TABLE_3, VaswaniConfig
-from training.ablate import Ablation, base_config, evaluate, named_rows, row_config
-from training.ablation_table import PAPER, summary, to_markdown, verdict
-from training.arguments import ModelArguments, parse_arguments
+from training.ablation.experiment import Ablation, evaluate
+from training.ablation.rows import base_config, named_rows, row_config
+from training.ablation.table import summary, to_markdown, verdict
 from training.cli import main
 from training.demo_data import write_demo_data
-from training.run_record import model_fields
-from training.trainer import VaswaniTrainer
-from training.translate import translate
+from training.inference.translation import translate
+from training.paper import PAPER
+from training.trainer.arguments import ModelArguments, parse_arguments
+from training.trainer.manifest import model_fields
+from training.trainer.trainer import VaswaniTrainer
 
 
 SMALL = {"d_model": 128, "d_ff": 512, "encoder_layers": 3, "decoder_layers": 3}  # eight heads, as base
@@ -196,7 +198,7 @@ def test_a_row_is_scored_by_the_mean_of_its_last_checkpoints(finished, data, mon
         return [*references[:-1], "Das ist etwas anderes ."]  # better than a model of five updates
 
     found = []
-    monkeypatch.setattr("training.ablate.translate", returned)
+    monkeypatch.setattr("training.ablation.experiment.translate", returned)
     args = SimpleNamespace(output_dir=str(run), eval_tokens_per_device=500, bleu_tokenize="13a", disable_tqdm=True)
     evaluated = evaluate(SimpleNamespace(args=args, eval_dataset={"source": sources, "target": references}))
     assert found == translations and any(found)

@@ -8,10 +8,10 @@ from test_translate import noisy_model
 from tokenizers import normalizers
 from transformers import MarianConfig, MarianMTModel
 
-import training.align
-from training.align import align, attention_of, best_maps, best_words, words_of
+import training.inference.alignment
 from training.cli import main
-from training.tokenizer import train_tokenizer
+from training.data.tokenizer import train_tokenizer
+from training.inference.alignment import align, attention_of, best_maps, best_words, words_of
 
 
 WORDS = ["red", "green", "blue", "three", "cat", "dog", "horse", "sun", "Schnürsenkel", "日本", "🙂"]
@@ -161,9 +161,9 @@ def plant(monkeypatch, *layers: list[list[int]]) -> None:
     ).float()  # as many words, and the end, on either side
 
     def planted(model, tokenizer, ids, maps, budget):
-        return ((i, training.align._choose(tuple(cross[:, None]), maps)[0]) for i in range(len(ids)))
+        return ((i, training.inference.alignment._choose(tuple(cross[:, None]), maps)[0]) for i in range(len(ids)))
 
-    monkeypatch.setattr(training.align, "_attentions", planted)
+    monkeypatch.setattr(training.inference.alignment, "_attentions", planted)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from hf_vaswani import VaswaniConfig
-from training.arguments import VaswaniTrainingArguments, expand, load_recipe, packaged_recipes, parse_arguments
+from training.trainer.arguments import VaswaniTrainingArguments, expand, load_recipe, packaged_recipes, parse_arguments
 
 
 def parse(*words: str, output_dir: str = "unused"):

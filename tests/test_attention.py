@@ -10,10 +10,10 @@ import pytest
 import torch
 from test_translate import noisy_model
 
-from training.attention import attention_maps, attention_page, draw_attention, token_labels
 from training.cli import main
-from training.tokenizer import train_tokenizer
-from training.translate import translate
+from training.data.tokenizer import train_tokenizer
+from training.inference.attention_maps import attention_maps, attention_page, draw_attention, token_labels
+from training.inference.translation import translate
 
 
 HOSTILE = '</script><script>alert(1)</script> <!-- "it\'s" & &lt; \\u003c \u2028 日 __DATA__ $x$'
@@ -174,7 +174,7 @@ def test_wrong_input_is_refused(both, attention, monkeypatch):
 def test_a_picture_shows_the_selected_maps_and_tokens(attention, kind, head, monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
-    monkeypatch.setattr("training.attention.save_whole", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr("training.inference.attention_maps.save_whole", lambda figure, *_, **__: drawn.append(figure))
     draw_attention(attention, "x.png", kind, 1, head)
     rows, columns = attention.tokens(kind)
     maps = attention.weights[kind][0]

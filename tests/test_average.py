@@ -5,8 +5,8 @@ import torch
 from conftest import tiny_config
 
 from hf_vaswani import VaswaniForConditionalGeneration
-from training.average import average, last_checkpoints
 from training.cli import main
+from training.trainer.averaging import average, last_checkpoints
 
 
 @pytest.fixture

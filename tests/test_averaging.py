@@ -9,12 +9,11 @@ from test_trainer import make_trainer
 from transformers import AutoTokenizer, TrainerCallback
 
 from hf_vaswani import VaswaniForConditionalGeneration
-from training.arguments import VaswaniTrainingArguments
-from training.average import average, last_checkpoints
-from training.averaging import write_average
-from training.checkpoints import complete_checkpoints
-from training.stopping import StopOnSignal
-from training.trainer import VaswaniTrainer
+from training.trainer.arguments import VaswaniTrainingArguments
+from training.trainer.averaging import average, last_checkpoints, write_average
+from training.trainer.checkpoints import complete_checkpoints
+from training.trainer.signals import StopOnSignal
+from training.trainer.trainer import VaswaniTrainer
 
 
 class Weights(TrainerCallback):

@@ -11,9 +11,10 @@ import torch
 from datasets import Features, IterableDataset, Value
 from test_trainer import make_trainer
 
-from training.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
-from training.data import FilteredStream, lengths, load_pairs, tokenize
-from training.tokenizer import train_tokenizer
+from training.data.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
+from training.data.encoding import FilteredStream, lengths, tokenize
+from training.data.pairs import load_pairs
+from training.data.tokenizer import train_tokenizer
 
 
 def random_lengths(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

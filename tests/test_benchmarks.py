@@ -11,7 +11,7 @@ from test_generation_vaswani import batch_of
 
 from training.benchmarks import data as data_benchmark
 from training.benchmarks import decoding
-from training.benchmarks.grow import grow
+from training.benchmarks.enlarge import grow
 from training.benchmarks.peers import to_ctranslate2, to_marian
 
 

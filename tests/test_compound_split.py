@@ -3,7 +3,7 @@
 import pytest
 import sacrebleu
 
-from training.compound_split import CompoundSplitBLEU, moses_tokenize, plain_punctuation, split_compounds
+from training.evaluation.compound_split import CompoundSplitBLEU, moses_tokenize, plain_punctuation, split_compounds
 
 
 GERMAN = {

@@ -10,17 +10,10 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from training.data import (
-    DataError,
-    FilteredStream,
-    filter_by_length,
-    lengths,
-    load_hub_pairs,
-    load_pairs,
-    share_of_stream,
-    tokenize,
-)
-from training.tokenizer import train_tokenizer
+from training.data.encoding import FilteredStream, filter_by_length, lengths, share_of_stream, tokenize
+from training.data.pairs import load_hub_pairs, load_pairs
+from training.data.readers import DataError
+from training.data.tokenizer import train_tokenizer
 
 
 PAIRS = [
@@ -272,7 +265,7 @@ def test_lengths_are_not_turned_into_python_integers():
 
 
 def test_pairs_are_counted_and_kept_alike_over_many_blocks(monkeypatch):
-    monkeypatch.setattr("training.data.BLOCK", 7)
+    monkeypatch.setattr("training.data.encoding.BLOCK", 7)
     rng = np.random.default_rng(0)
     source, target = rng.integers(0, 40, (2, 1000))
     kept, report = filter_by_length(of_lengths(source, target), max_length=30, max_ratio=2.0)

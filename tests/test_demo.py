@@ -9,7 +9,7 @@ import torch
 from hf_vaswani import modeling_vaswani
 from training.cli import main
 from training.demo_data import write_demo_data
-from training.score import score
+from training.evaluation.modules import score
 
 
 pytestmark = pytest.mark.slow

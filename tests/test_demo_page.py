@@ -14,8 +14,8 @@ import hf_vaswani
 from training import demo
 from training.cli import main
 from training.demo import Found, Translator, best_translations, token_table, write_space
-from training.search import Translation
-from training.translate import translate
+from training.inference.search import Translation
+from training.inference.translation import translate
 
 
 HOSTILE = '<script>alert("1")</script> {{value}} ${1} </iframe>'

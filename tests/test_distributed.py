@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForSeq2SeqLM
 
-import training.products
-import training.train
+import training.trainer.onednn
+import training.trainer.run
 from training.cli import main
 from training.demo_data import write_demo_data
 
@@ -116,8 +116,8 @@ def alone(data, tmp_path_factory):
             starts.append({name: weight.clone() for name, weight in self.model.state_dict().items()})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.train, "VaswaniTrainer", Kept)
-        patch.setattr(training.products, "NARROWEST", NARROWEST)
+        patch.setattr(training.trainer.run, "VaswaniTrainer", Kept)
+        patch.setattr(training.trainer.onednn, "NARROWEST", NARROWEST)
         assert main(words(data, folder / "run")) == 0
     losses, updates = OneBatch(trainers[0], starts[0]).train()
     return folder / "run", losses, updates

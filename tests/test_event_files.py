@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from training.event_files import event_files, scalars
+from training.publishing.tensorboard_log import event_files, scalars
 
 
 @pytest.fixture

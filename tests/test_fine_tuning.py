@@ -11,13 +11,13 @@ from conftest import tiny_model
 from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, TrainerControl, TrainerState
 
-from training.arguments import ModelArguments, VaswaniTrainingArguments
-from training.checkpoints import complete_checkpoints
 from training.cli import main
+from training.data.tokenizer import extend_tokenizer, train_tokenizer
 from training.demo_data import write_demo_data
-from training.fine_tuning import EarlyStopping, extend_embeddings, starting_checkpoint
-from training.tokenizer import extend_tokenizer, train_tokenizer
-from training.trainer import VaswaniTrainer
+from training.trainer.arguments import ModelArguments, VaswaniTrainingArguments
+from training.trainer.checkpoints import complete_checkpoints
+from training.trainer.fine_tuning import EarlyStopping, extend_embeddings, starting_checkpoint
+from training.trainer.trainer import VaswaniTrainer
 
 
 SMALL = [

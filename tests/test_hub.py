@@ -44,9 +44,9 @@ from transformers import (
 import hf_vaswani
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
 from training.cli import main as command_line
-from training.metrics import Figure
-from training.score_report import Report, as_json
-from training.train import GENERATION
+from training.evaluation.metrics import Figure
+from training.evaluation.report import Report, as_json
+from training.paper import GENERATION
 
 
 ALICE, BOB, NOBODY = "hf_secretOfAlice", "hf_secretOfBob", "hf_secretOfNobody"

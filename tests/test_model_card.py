@@ -20,14 +20,16 @@ from test_train import data, words  # noqa: F401 a fixture
 from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from training.arguments import packaged_recipes, parse_arguments
 from training.cli import main
-from training.metrics import Figure, Interval
-from training.model_card import merge, read_report
+from training.evaluation.metrics import Figure, Interval
+from training.evaluation.report import Report, as_json
+from training.inference.loading import load_checkpoint
 from training.publish import license_identifier
-from training.run_facts import Run, cost, deviations, operations, without_paths
-from training.score_report import Report, as_json
-from training.translate import load_checkpoint
+from training.publishing.deviations import deviations
+from training.publishing.model_card import merge, read_report
+from training.publishing.records import Run, without_paths
+from training.trainer.arguments import packaged_recipes, parse_arguments
+from training.trainer.cost import cost, operations
 
 
 SEARCH = GenerationConfig(num_beams=4, length_penalty_form="gnmt", length_penalty=0.6, max_extra_tokens=50)
@@ -226,7 +228,7 @@ def test_the_command_in_the_card_gives_the_scores_in_the_card(
     lines = Path(references).read_text().splitlines()
     (tmp_path / "an other").write_text("".join(f"{line[::-1]}\n" for line in lines))
     made = [line.partition(" ")[2] for line in lines]  # so little trained, the model itself says nothing
-    for module in ("publish", "score"):
+    for module in ("publishing.hub", "score"):
         monkeypatch.setattr(f"training.{module}.translate", lambda *_: made)
     more = ["--test-sources", str(tmp_path / sources), "--test-references", references, *options]
     more += ["--repo", "alice/round", "--baseline", str(tmp_path / "an other")]

@@ -11,13 +11,14 @@ import pytest
 from test_translate import noisy_model
 
 from training.cli import main
-from training.processes import Processes
+from training.inference.workers import Processes
 
 
 # Imports once; then every run forks two processes, which find each other as torchrun's do.
 FORKS = """
 import json, multiprocessing, os, signal, sys
-from training import output, search, translate  # noqa: F401, before the forks
+from training import translate  # noqa: F401, before the forks
+from training.inference import resumable_output, search  # noqa: F401
 from training.cli import main
 
 def process(rank, port, action, words):

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN (`training/products.py`), against PyTorch's own."""
+"""Linear layers by oneDNN (`training/trainer/onednn.py`), against PyTorch's own."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani import VaswaniForConditionalGeneration
-from training.products import OneDNNLinear, OneDNNProducts
+from training.trainer.onednn import OneDNNLinear, OneDNNProducts
 
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="This PyTorch has no oneDNN.")

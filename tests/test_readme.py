@@ -29,8 +29,8 @@ from sacrebleu.dataset import DATASETS
 from test_translate import noisy_model
 
 from training import ablate, demo, translate
-from training.arguments import load_recipe, parse_arguments
 from training.cli import main
+from training.trainer.arguments import load_recipe, parse_arguments
 
 
 ROOT = Path(__file__).parent.parent

@@ -13,8 +13,14 @@ from test_trainer import make_trainer
 from transformers import TrainerCallback
 
 from hf_vaswani import VaswaniForConditionalGeneration
-from training.checkpoints import PARTIAL, clear_partial, complete_checkpoints, put_in_place, rotate
-from training.safe_trainer import PROGRESS_NAME
+from training.trainer.checkpoints import (
+    PARTIAL,
+    PROGRESS_NAME,
+    clear_partial,
+    complete_checkpoints,
+    put_in_place,
+    rotate,
+)
 
 
 class After(TrainerCallback):
@@ -168,7 +174,7 @@ def test_what_several_processes_had_not_logged_goes_on_in_one(tmp_path, tokenize
 
 def test_the_best_checkpoint_is_found_where_the_run_has_moved_to(tmp_path, tokenizer, pairs, monkeypatch):
     scores = iter([30.0, 20.0, 10.0, 5.0])
-    monkeypatch.setattr("training.trainer.VaswaniTrainer._bleu", lambda self, dataset, options: next(scores))
+    monkeypatch.setattr("training.trainer.trainer.VaswaniTrainer._bleu", lambda self, dataset, options: next(scores))
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "metric_for_best_model": "eval_bleu"}
     options |= {"save_total_limit": 2}
     make_trainer(tmp_path / "here", tokenizer, pairs, max_steps=2, **options).train()

@@ -9,8 +9,8 @@ import pytest
 import sacrebleu
 
 from training.cli import main
-from training.metrics import METRICS, build_metrics, measure
-from training.score import load_bleu, load_metrics, score
+from training.evaluation.metrics import METRICS, build_metrics, measure
+from training.evaluation.modules import load_bleu, load_metrics, score
 
 
 HYPOTHESES = ["the cat sat on the mat .", "a dog runs fast", "It's a test-case, isn't it?"]

@@ -11,9 +11,9 @@ import torch
 from test_translate import noisy_model
 
 from training.cli import main
-from training.metrics import ratio_interval
-from training.perplexity import perplexities
-from training.translate import translate
+from training.evaluation.metrics import ratio_interval
+from training.evaluation.perplexity import perplexities
+from training.inference.translation import translate
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,8 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(t
 def test_a_perplexity_that_no_float_can_hold_is_infinite_and_null_in_json(tokenizer, files, monkeypatch, capsys):
     """Each sentence has two tokens, and the probability e to -2000."""
     monkeypatch.setattr(
-        "training.perplexity.token_log_probabilities", lambda model, tokenizer, sources, *_: [[-1500.0, -500.0]] * 12
+        "training.evaluation.perplexity.token_log_probabilities",
+        lambda model, tokenizer, sources, *_: [[-1500.0, -500.0]] * 12,
     )
     options = ["--metrics", "chrf", "--bootstrap", "20"]
     given = words(files, "hypotheses", "references", "sources", "model")

@@ -5,7 +5,7 @@ import torch
 from test_translate import noisy_model
 
 from training.cli import main
-from training.score_pairs import token_log_probabilities
+from training.inference.forced_decoding import token_log_probabilities
 
 
 @pytest.fixture(scope="module")

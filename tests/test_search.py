@@ -7,17 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_translate import noisy_model
 
-from training.search import (
-    Request,
-    Sampling,
-    Search,
-    TokenTexts,
-    by_threads,
-    id_log_probabilities,
-    share_of_batches,
-    token_batches,
-)
-from training.translate import translate
+from training.inference.batches import by_threads, share_of_batches, token_batches
+from training.inference.forced_decoding import TokenTexts, id_log_probabilities
+from training.inference.search import Request, Sampling, Search
+from training.inference.translation import translate
 
 
 @pytest.fixture(scope="module")

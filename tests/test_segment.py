@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.segment import split_line
+from training.inference.long_lines import split_line
 
 
 def words(text: str) -> int:

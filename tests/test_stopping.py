@@ -10,10 +10,10 @@ from test_train import data as data
 from test_train import launch_two, words
 from transformers import AutoModelForSeq2SeqLM
 
-from training import stopping
-from training.checkpoints import complete_checkpoints
 from training.cli import main
-from training.trainer import VaswaniTrainer
+from training.trainer import signals
+from training.trainer.checkpoints import complete_checkpoints
+from training.trainer.trainer import VaswaniTrainer
 
 
 def losses(run) -> list[float]:
@@ -141,9 +141,9 @@ def test_with_epochs_for_steps_a_stop_within_one_does_not_count_as_its_end(tmp_p
 @pytest.mark.parametrize(("same_signal_seconds", "ended_by"), [(0.0, signal.SIGTERM), (60.0, None)])
 def test_a_second_signal_ends_the_process_at_once(monkeypatch, same_signal_seconds, ended_by):
     """Unless it is the first, which a launcher has handed on again."""
-    monkeypatch.setattr(stopping, "SAME_SIGNAL_SECONDS", same_signal_seconds)
+    monkeypatch.setattr(signals, "SAME_SIGNAL_SECONDS", same_signal_seconds)
     if not (child := os.fork()):
-        with stopping.StopOnSignal() as stop:
+        with signals.StopOnSignal() as stop:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -180,7 +180,7 @@ def test_the_processes_that_read_data_outlive_a_signal_to_all(tmp_path, data, mo
 ONE_OF_TWO_IS_SIGNALLED = """
 import os, signal, sys
 from training.train import main
-from training.trainer import VaswaniTrainer
+from training.trainer.trainer import VaswaniTrainer
 
 original, batches = VaswaniTrainer.compute_loss, []
 

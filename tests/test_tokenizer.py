@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from training.tokenizer import extend_tokenizer, train_tokenizer
+from training.data.tokenizer import extend_tokenizer, train_tokenizer
 
 
 # A fixture would be rebuilt for every example.

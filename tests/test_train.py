@@ -20,13 +20,13 @@ from conftest import tiny_config
 from datasets import IterableDataset
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.arguments import VaswaniTrainingArguments, parse_arguments
-from training.checkpoints import TRAINING_CHECKSUMS_NAME, complete_checkpoints
 from training.cli import main
-from training.data import FilteredStream
+from training.data.encoding import FilteredStream
 from training.demo_data import write_demo_data
-from training.run_record import check_same_run, hardware, run_record
-from training.trainer import VaswaniTrainer
+from training.trainer.arguments import VaswaniTrainingArguments, parse_arguments
+from training.trainer.checkpoints import TRAINING_CHECKSUMS_NAME, complete_checkpoints
+from training.trainer.manifest import check_same_run, hardware, run_record
+from training.trainer.trainer import VaswaniTrainer
 
 
 SMALL = [
@@ -103,7 +103,9 @@ def test_a_run_is_not_overwritten_and_can_be_resumed(run, data, capsys):
     ],
 )
 def test_a_run_that_has_changed_is_not_resumed(run, data, capsys, change, message, monkeypatch):
-    monkeypatch.setattr("training.trainer.VaswaniTrainer.train", lambda *args, **kwargs: pytest.fail("it trains"))
+    monkeypatch.setattr(
+        "training.trainer.trainer.VaswaniTrainer.train", lambda *args, **kwargs: pytest.fail("it trains")
+    )
     assert main(words(data, run, "--max_steps", "6", "--resume", *change)) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"hf-vaswani train: --resume: this is not the run that wrote {run}/checkpoint-")
@@ -454,7 +456,7 @@ def test_training_from_a_stream(tmp_path, data, caplog):
     ],
 )
 def test_what_is_wrong_with_a_stream_is_known_before_it_is_read(tmp_path, data, capsys, monkeypatch, change, message):
-    monkeypatch.setattr("training.train.load_datasets", lambda *args: pytest.fail("it reads"))
+    monkeypatch.setattr("training.trainer.run.load_datasets", lambda *args: pytest.fail("it reads"))
     assert main(words(data, tmp_path, "--streaming", "true", "--max_steps", "9", *change)) == 1
     assert message in capsys.readouterr().err
 
@@ -532,14 +534,14 @@ def test_two_processes_train_like_one_that_accumulates(tmp_path, data):
 
 BLEU_ON_TWO_PROCESSES = """
 import sys
-import training.trainer
+import training.trainer.trainer
 from test_trainer import make_trainer
 from training.demo_data import generate_pairs
-from training.tokenizer import train_tokenizer
+from training.data.tokenizer import train_tokenizer
 
 pairs = generate_pairs(300, seed=1)
 nearly = {source: " ".join(target.split()[:-1]) for source, target in pairs}
-training.trainer.translate = lambda model, tokenizer, sources, *args, **kwargs: [nearly[source] for source in sources]
+training.trainer.trainer.translate = lambda model, tokenizer, texts, *args, **kwargs: [nearly[text] for text in texts]
 tokenizer = train_tokenizer([text for pair in pairs for text in pair], vocab_size=400, show_progress=False)
 trainer = make_trainer(sys.argv[1], tokenizer, pairs)
 trainer.eval_dataset = trainer.eval_dataset.select(range(int(sys.argv[2])))

@@ -10,15 +10,11 @@ from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metri
 from torch.nn import functional as F
 
 from hf_vaswani import VaswaniForConditionalGeneration
-from training.arguments import VaswaniTrainingArguments
-from training.checkpoints import complete_checkpoints
-from training.data import tokenize
-from training.trainer import (
-    SaveByMinutes,
-    VaswaniTrainer,
-    inverse_sqrt_factor,
-    paper_learning_rate,
-)
+from training.data.encoding import tokenize
+from training.paper import inverse_sqrt_factor, paper_learning_rate
+from training.trainer.arguments import VaswaniTrainingArguments
+from training.trainer.checkpoints import complete_checkpoints
+from training.trainer.trainer import SaveByMinutes, VaswaniTrainer
 
 
 def paper_rate(step: int, d_model: int, warmup: int) -> float:
@@ -129,7 +125,7 @@ def test_bleu_is_that_of_the_translations_in_their_order(tmp_path, tokenizer, pa
     """With translations that are nearly right, each for its own source; a random model would give 0."""
     nearly = {source: " ".join(target.split()[:-1]) for source, target in pairs}
     monkeypatch.setattr(
-        "training.trainer.translate", lambda model, tok, sources, *a, **k: [nearly[s] for s in sources]
+        "training.trainer.trainer.translate", lambda model, tok, sources, *a, **k: [nearly[s] for s in sources]
     )
     metrics = make_trainer(tmp_path, tokenizer, pairs, tiny_model(vocab_size=len(tokenizer))).evaluate()
     expected = sacrebleu.corpus_bleu([nearly[source] for source, _ in pairs[:20]], [[t for _, t in pairs[:20]]]).score
@@ -184,7 +180,7 @@ def test_training_runs_over_epochs(tmp_path, tokenizer, pairs):
 
 def test_checkpoints_by_minutes(monkeypatch, tmp_path, tokenizer, pairs):
     clock = [0.0]
-    monkeypatch.setattr("training.trainer.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("training.trainer.trainer.time.monotonic", lambda: clock[0])
     trainer = make_trainer(tmp_path, tokenizer, pairs, save_minutes=1.0, save_strategy="no", max_steps=7)
 
     class Clock(SaveByMinutes):

@@ -13,10 +13,12 @@ from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from training.cli import main
-from training.output import PartialOutput
-from training.tokenizer import train_tokenizer
-from training.train import GENERATION
-from training.translate import load_ensemble, token_batches, translate, translate_lines
+from training.data.tokenizer import train_tokenizer
+from training.inference.batches import token_batches
+from training.inference.loading import load_ensemble
+from training.inference.resumable_output import PartialOutput
+from training.inference.translation import translate, translate_lines
+from training.paper import GENERATION
 
 
 def noisy_model(tokenizer, **generation) -> VaswaniForConditionalGeneration:
@@ -157,7 +159,7 @@ KILLED_AFTER_TEN_LINES = """
 import os, signal, sys
 from training import translate
 from training.cli import main
-from training.output import PartialOutput
+from training.inference.resumable_output import PartialOutput
 
 write, written = translate.PartialOutput.write, []
 

@@ -6,10 +6,9 @@ import sys
 import traceback
 from pathlib import Path
 
+from .settings import KERNELS
 
-# oneDNN compiles a kernel for every shape of a matrix product. By default it keeps 1,024 of them, and PyTorch as many
-# again for each thread and kind of product, half a megabyte each; but shapes change with every batch and step.
-KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "16"}
+
 COMMANDS = {
     "train": "train a model on sentence pairs",
     "average": "average checkpoints into one",
@@ -59,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
 def _raised_here(error: Exception) -> bool:
     """Whether this project raised the error, to tell its user something, and not a library that broke down."""
     folders = [Path(__file__).parent, Path(importlib.import_module("hf_vaswani").__file__).parent]
-    return Path(traceback.extract_tb(error.__traceback__)[-1].filename).parent in folders
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return any(raised_in.is_relative_to(folder) for folder in folders)
 
 
 if __name__ == "__main__":

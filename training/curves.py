@@ -1,52 +1,8 @@
 """Draw a run: loss, learning rate and BLEU against the step, from the Trainer's own log."""
 
 import argparse
-import json
-from pathlib import Path
 
-from .output import save_whole
-
-
-PANELS = (
-    ("loss per token", (("loss", "training (smoothed)"), ("eval_loss", "evaluation"))),
-    ("BLEU", (("eval_bleu", "evaluation"),)),
-    ("learning rate", (("learning_rate", "learning rate"),)),
-)
-
-
-def draw_curves(run: str, output: str) -> None:
-    """Write a picture of a run's curves.
-
-    Args:
-        run (`str`): Folder with a `trainer_state.json`: a finished run's, or a checkpoint's.
-        output (`str`): Picture to write; the ending chooses the format.
-
-    Raises:
-        FileNotFoundError: The folder has no `trainer_state.json`.
-        ImportError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("Drawing needs matplotlib: pip install 'hf-vaswani[plots]'.") from error
-
-    state = Path(run) / "trainer_state.json"
-    if not state.is_file():
-        raise FileNotFoundError(
-            f"{state}: no such file; name the folder of a finished run, or one of its checkpoints."
-        )
-    history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-    figure = Figure(figsize=(4.5 * len(PANELS), 3.5), layout="constrained")
-    for axes, (title, curves) in zip(figure.subplots(1, len(PANELS)), PANELS):
-        for key, label in curves:
-            points = [(entry["step"], entry[key]) for entry in history if key in entry]
-            if points:
-                axes.plot(*zip(*points), label=label, marker="." if key.startswith("eval") else None)
-        axes.set(title=title, xlabel="step")
-        if axes.lines:
-            axes.legend(frameon=False)
-        axes.grid(alpha=0.3)
-    save_whole(figure, Path(output), dpi=120)
+from .publishing.curves import draw_curves
 
 
 def main(argv: list[str] | None = None) -> None:

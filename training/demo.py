@@ -21,10 +21,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_vaswani
 
-from .attention import attention_maps, attention_page
-from .processes import Processes
-from .search import Search, Translation
-from .translate import DTYPES, Corpus, Line, load_checkpoint, positive, source_limit, translate_window
+from .inference.attention_maps import attention_maps, attention_page
+from .inference.corpus import Corpus, Line, translate_window
+from .inference.loading import DTYPES, load_checkpoint, source_limit
+from .inference.search import Search, Translation
+from .inference.workers import Processes
+from .options import positive
 
 
 MOST_LINES = 100

@@ -5,17 +5,14 @@ and --examples, what they hide.
 """
 
 import argparse
-from importlib import resources
 from pathlib import Path
 
-import evaluate
 from sacrebleu.metrics.base import Metric
 from tqdm import tqdm
 
-from .comet_score import DEFAULT_MODEL, comet, find_comet
-from .compound_split import LANGUAGES
-from .evaluation_data import Texts, named_test_set, read_parallel, read_texts, target_language
-from .metrics import (
+from .evaluation.comet import DEFAULT_MODEL, comet, find_comet
+from .evaluation.compound_split import LANGUAGES
+from .evaluation.metrics import (
     DEFAULT_METRICS,
     METRICS,
     TOKENIZERS,
@@ -27,46 +24,15 @@ from .metrics import (
     measure,
     seeded,
 )
-from .output import write_whole
-from .score_report import Report, as_json, as_text
-from .translate import DTYPES, load_checkpoint, positive, translate
+from .evaluation.report import Report, as_json, as_text
+from .evaluation.test_sets import Texts, named_test_set, read_texts, target_language
+from .files import write_whole
+from .inference.loading import DTYPES, load_checkpoint
+from .inference.translation import translate
+from .options import positive
 
 
 LENGTH_BOUNDS = [10, 20, 30, 40, 50]
-
-
-def load_bleu() -> evaluate.EvaluationModule:
-    """The BLEU module that ships with the package, through `evaluate`."""
-    return _load("bleu_metric.py")
-
-
-def load_metrics() -> evaluate.EvaluationModule:
-    """The module of all metrics that ships with the package, through `evaluate`."""
-    return _load("translation_metric.py")
-
-
-def _load(name: str) -> evaluate.EvaluationModule:
-    with resources.as_file(resources.files(__package__)) as folder:
-        return evaluate.load(str(folder / name))
-
-
-def score(hypotheses: str, references: list[str], tokenized: bool = False, lowercase: bool = False) -> dict:
-    """BLEU of a file of translations.
-
-    Args:
-        hypotheses (`str`): File of translations, one a line.
-        references (`list[str]`): Files of references, parallel to it.
-        tokenized (`bool`): The text is already tokenised: count its words as they are (tokenised BLEU).
-        lowercase (`bool`): Ignore case.
-
-    Returns:
-        The name of the `metric`, its `score`, sacreBLEU's `signature`, and what the score is made of.
-    """
-    predictions, groups = read_parallel(hypotheses, references)
-    result = load_bleu().compute(
-        predictions=predictions, references=groups, tokenize="none" if tokenized else "13a", lowercase=lowercase
-    )
-    return {"metric": "tokenised BLEU" if tokenized else "sacreBLEU", "sentences": len(predictions), **result}
 
 
 def evaluate_files(args: argparse.Namespace) -> Report:
@@ -116,7 +82,7 @@ def _read(args: argparse.Namespace) -> Texts:
 
 def _use_model(args: argparse.Namespace, texts: Texts) -> list[Figure]:
     """The model's perplexity of the references; it also translates unless there are translations."""
-    from .perplexity import perplexities  # score_pairs, which it needs, imports this module
+    from .evaluation.perplexity import perplexities  # score_pairs, which it needs, imports this module
 
     model, tokenizer = load_checkpoint(args.model, args.dtype)
     if texts.hypotheses is None:

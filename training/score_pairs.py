@@ -5,35 +5,11 @@ import json
 import sys
 
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .score import read_parallel
-from .search import TokenTexts, id_log_probabilities
-from .translate import DTYPES, load_checkpoint, positive
-
-
-def token_log_probabilities(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sources: list[str],
-    translations: list[str],
-    batch_tokens: int = 4096,
-    progress: tqdm | None = None,
-) -> list[list[float]]:
-    """Natural logarithms of the probabilities of every translation's tokens, the end token included.
-
-    Args:
-        model (`PreTrainedModel`): In evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint.
-        sources, translations (`list[str]`): Raw text, as many of the one as of the other.
-        batch_tokens (`int`): Tokens of a batch on its longer side, padding included.
-        progress (`tqdm`, *optional*): Moved on by one a pair.
-
-    Returns:
-        `list[list[float]]`: For each pair, a number a token. Their sum is `-loss` times their count.
-    """
-    encoded = [[tokenizer(text)["input_ids"] for text in side] for side in (sources, translations)]
-    return id_log_probabilities(model, tokenizer, *encoded, batch_tokens, progress)
+from .data.readers import read_parallel
+from .inference.forced_decoding import TokenTexts, token_log_probabilities
+from .inference.loading import DTYPES, load_checkpoint
+from .options import positive
 
 
 def main(argv: list[str] | None = None) -> None:

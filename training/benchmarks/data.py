@@ -35,11 +35,12 @@ import datasets
 import numpy as np
 from transformers import AutoTokenizer
 
-from ..arguments import parse_arguments
-from ..batching import TokenBudgetSampler
-from ..data import filter_by_length, lengths, load_pairs, tokenize
-from ..tokenizer import train_tokenizer
-from ..train import log_size, make_trainer
+from ..data.batching import TokenBudgetSampler
+from ..data.encoding import filter_by_length, lengths, tokenize
+from ..data.pairs import load_pairs
+from ..data.tokenizer import train_tokenizer
+from ..trainer.arguments import parse_arguments
+from ..trainer.run import log_size, make_trainer
 
 
 MEDIAN, SIGMA, FACTOR_SIGMA, LONGEST = 19, 0.65, 0.2, 200  # words

@@ -26,12 +26,10 @@ import sacrebleu
 import torch
 from transformers import AutoTokenizer
 
-import hf_vaswani  # noqa: F401, registers the model
-
-from ..cli import KERNELS
-from ..data import read_lines
-from ..search import by_threads, token_batches
-from ..translate import load_checkpoint
+from ..data.readers import read_lines
+from ..inference.batches import by_threads, token_batches
+from ..inference.loading import load_checkpoint
+from ..settings import KERNELS
 from .memory import peak_memory
 
 

@@ -8,7 +8,7 @@ An update has the same number of target tokens for all: this package fills budge
 time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length.
 Repetitions are interleaved, after some updates that are not measured; medians are reported with the range. Rates count
 target tokens without padding. MFU is the share of the rate of `torch.mm`, measured in between, that the real tokens'
-matrix products are done at. Where this package has its products from a faster library (`training/products.py`), that
+matrix products are done at. Where this package has its products from a faster library (`trainer/onednn.py`), that
 library's own rate is reported beside it.
 With `--compile`, this package's model is compiled; the figures say into how many graphs, how many of them because none
 fitted, and in how many seconds. What is compiled after the first update counts as training.
@@ -43,12 +43,13 @@ from transformers import (
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
-from ..arguments import VaswaniTrainingArguments
-from ..cli import KERNELS
-from ..data import load_pairs, tokenize
-from ..products import OneDNNProducts
-from ..tokenizer import train_tokenizer
-from ..trainer import VaswaniTrainer
+from ..data.encoding import tokenize
+from ..data.pairs import load_pairs
+from ..data.tokenizer import train_tokenizer
+from ..settings import KERNELS
+from ..trainer.arguments import VaswaniTrainingArguments
+from ..trainer.onednn import OneDNNProducts
+from ..trainer.trainer import VaswaniTrainer
 from .memory import peak_memory
 from .peers import marian_like
 

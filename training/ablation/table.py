@@ -1,10 +1,8 @@
 """The table of an ablation beside Table 3 of the paper, from the runs that are finished: Markdown, JSON, a picture."""
 
 import json
-import logging
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,46 +11,11 @@ from filelock import FileLock
 
 from hf_vaswani import TABLE_3, VaswaniConfig
 
-from .output import save_whole, write_whole
+from ..files import save_whole, write_whole
+from ..paper import PAPER
 
-
-logger = logging.getLogger(__name__)
 
 RESULT = "result.json"  # of a finished run, in its folder ROW/seed-SEED
-
-
-@dataclass(frozen=True)
-class PaperRow:
-    """What a row of Table 3 reports, of newstest2013; `parameters` in millions, `None` where the paper leaves a blank
-    (as base)."""
-
-    perplexity: float
-    bleu: float
-    parameters: int | None = None
-
-
-PAPER = {
-    "base": PaperRow(4.92, 25.8, 65),
-    "A-h1": PaperRow(5.29, 24.9),
-    "A-h4": PaperRow(5.00, 25.5),
-    "A-h16": PaperRow(4.91, 25.8),
-    "A-h32": PaperRow(5.01, 25.4),
-    "B-dk16": PaperRow(5.16, 25.1, 58),
-    "B-dk32": PaperRow(5.01, 25.4, 60),
-    "C-N2": PaperRow(6.11, 23.7, 36),
-    "C-N4": PaperRow(5.19, 25.3, 50),
-    "C-N8": PaperRow(4.88, 25.5, 80),
-    "C-d256": PaperRow(5.75, 24.5, 28),
-    "C-d1024": PaperRow(4.66, 26.0, 168),
-    "C-ff1024": PaperRow(5.12, 25.4, 53),
-    "C-ff4096": PaperRow(4.75, 26.2, 90),
-    "D-drop0.0": PaperRow(5.77, 24.6),
-    "D-drop0.2": PaperRow(4.95, 25.5),
-    "D-ls0.0": PaperRow(4.67, 25.3),
-    "D-ls0.2": PaperRow(5.47, 25.7),
-    "E-learned": PaperRow(4.92, 25.7),
-    "big": PaperRow(4.33, 26.4, 213),
-}
 METRICS = {"perplexity": "PPL", "bleu": "BLEU"}
 COSTS = ("updates", "source_tokens", "target_tokens", "seconds", "evaluation_seconds")
 AGREES, DISAGREES, NOISE = "agrees", "does not agree", "within noise"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from .evaluation_data import Texts
 from .metrics import Figure, current_seed, ratio_interval
+from .test_sets import Texts
 
 
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"

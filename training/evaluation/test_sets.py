@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sacrebleu.dataset import DATASETS
 
-from .data import DataError, check_file, read_lines
+from ..data.readers import DataError, read_columns
 
 
 @dataclass
@@ -34,7 +34,7 @@ def read_texts(hypotheses: str | None, references: list[str], sources: str | Non
         FileNotFoundError: No such file.
     """
     given = [file for file in (hypotheses, sources) if file]
-    columns = _read_columns([*given, *references, *baselines])
+    columns = read_columns([*given, *references, *baselines])
     optional = dict(zip(given, columns))
     streams = columns[len(given) : len(given) + len(references)]
     for file, lines in zip(references, streams):
@@ -43,33 +43,6 @@ def read_texts(hypotheses: str | None, references: list[str], sources: str | Non
                 raise DataError(f"{file}:{number}: empty reference. Remove the line from all files.")
     others = columns[len(given) + len(references) :]
     return Texts(optional.get(hypotheses), streams, optional.get(sources), list(zip(baselines, others)))
-
-
-def read_parallel(hypotheses: str, references: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Translations, and for each the list of its references.
-
-    Raises:
-        DataError: A file is empty or broken, or the files have different numbers of lines.
-        FileNotFoundError: No such file.
-    """
-    first, *others = _read_columns([hypotheses, *references])
-    return first, [list(group) for group in zip(*others)]
-
-
-def _read_columns(files: list[str]) -> list[list[str]]:
-    columns: list[list[str]] = []
-    for file in files:
-        check_file(file)
-        columns.append(list(read_lines(file)))
-        own, first = len(columns[-1]), len(columns[0])
-        if not own:
-            raise DataError(f"{file}: empty file.")
-        if own != first:
-            raise DataError(
-                f"{files[0]} has {first} lines, {file} has {own}: "
-                f"{file if own > first else files[0]}:{min(own, first) + 1} has no counterpart."
-            )
-    return columns
 
 
 def named_test_set(name: str) -> tuple[str, list[str]]:

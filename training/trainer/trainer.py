@@ -16,37 +16,20 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
+from ..data.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
+from ..data.encoding import lengths, share_of_stream
+from ..inference.translation import translate
+from ..paper import inverse_sqrt_factor
 from .arguments import VaswaniTrainingArguments
 from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average, mean_swapped_in
-from .batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from .checkpoints import checkpoint_name
-from .data import lengths, share_of_stream
-from .products import OneDNNProducts
-from .safe_trainer import SafeTrainer
-from .sharding import embeddings_in_root, gathered
-from .stopping import ignore_signals
-from .translate import translate
+from .fsdp import embeddings_in_root, gathered
+from .onednn import OneDNNProducts
+from .resumable_trainer import SafeTrainer
+from .signals import ignore_signals
 
 
 STREAM_NAME = "stream.json"  # in each checkpoint: where every device's stream was
-
-
-def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
-    """Peak of the paper's schedule (section 5.3), reached at step `warmup_steps`.
-
-    >>> round(paper_learning_rate(512, 4000), 6)
-    0.000699
-    """
-    return (d_model * warmup_steps) ** -0.5
-
-
-def inverse_sqrt_factor(step: int, warmup_steps: int) -> float:
-    """The paper's schedule (section 5.3) over its peak, at optimiser step `step`, counted from 1.
-
-    >>> inverse_sqrt_factor(1, 4000), inverse_sqrt_factor(4000, 4000), inverse_sqrt_factor(16000, 4000)
-    (0.00025, 1.0, 0.5)
-    """
-    return min(step / warmup_steps, (warmup_steps / step) ** 0.5) if warmup_steps else step**-0.5
 
 
 class EpochDataLoader(DataLoader):

@@ -17,12 +17,13 @@ from transformers import PreTrainedTokenizerBase
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.checkpoint_vaswani import checksum, weight_files
 
+from ..data.encoding import FilteredStream, lengths, share_of_stream
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
-from .data import FilteredStream, lengths, share_of_stream
-from .safe_trainer import RECORD_NAME
+from .resumable_trainer import RECORD_NAME
 
 
 logger = logging.getLogger(__name__)
+
 
 # Training arguments that do not change what is learned, or only how floating point numbers are rounded. All others do.
 HARMLESS = {

@@ -36,8 +36,8 @@ from .checkpoints import (
     rotate,
     write_checksums,
 )
-from .sharding import are_finite, in_its_own_class, load_optimizer_state, load_weights, optimizer_state
-from .stopping import StopOnSignal
+from .fsdp import are_finite, in_its_own_class, load_optimizer_state, load_weights, optimizer_state
+from .signals import StopOnSignal
 
 
 RECORD_NAME = "run.json"

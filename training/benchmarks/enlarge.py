@@ -1,6 +1,6 @@
 """A small trained model as one of base size that computes the same function.
 
-    python -m training.benchmarks.grow --model runs/multi30k_en_de/average --output base_size
+    python -m training.benchmarks.enlarge --model runs/multi30k_en_de/average --output base_size
 
 Speed depends on the size of a model and on the lengths of its outputs. To train a model of base size until its
 outputs have natural lengths takes days on a CPU; a small one is soon trained, and grown it writes the same sentences:
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
-from ..translate import load_checkpoint
+from ..inference.loading import load_checkpoint
 from .peers import position_table
 
 
@@ -150,7 +150,7 @@ def grow(model: VaswaniForConditionalGeneration, row: str = "base", max_position
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`python -m training.benchmarks.grow`."""
+    """`python -m training.benchmarks.enlarge`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="checkpoint folder of the small model")
     parser.add_argument("--row", default="base", help="row of Table 3 to grow to (%(default)s)")

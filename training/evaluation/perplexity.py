@@ -6,8 +6,8 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..inference.forced_decoding import token_log_probabilities
 from .metrics import Figure, current_seed, ratio_interval
-from .score_pairs import token_log_probabilities
 
 
 def perplexities(

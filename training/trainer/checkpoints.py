@@ -23,6 +23,7 @@ from hf_vaswani.checkpoint_vaswani import CHECKSUMS_NAME, checksum, read_checksu
 
 logger = logging.getLogger(__name__)
 
+
 PARTIAL = "checkpoint.partial"  # not "checkpoint-", which the library would take for a checkpoint
 REPLACED, REMOVED = "replaced", "removed"
 STATE_NAME = "trainer_state.json"

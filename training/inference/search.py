@@ -1,19 +1,12 @@
-"""Token ids in, translations out: a batch of sentences through `generate()`, with scores and log probabilities.
-
-Also which batches there are, and which of them each of several processes takes.
-"""
+"""Token ids in, translations out: a batch of sentences through `generate()`, with scores and log probabilities."""
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import torch
-from torch.nn import functional as F
-from tqdm import tqdm
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -24,131 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-
-Batch, Result = TypeVar("Batch"), TypeVar("Result")
-
-
-def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
-    """Indices of `lengths` in batches of similar length, each of at most `budget` tokens with padding, longest first.
-
-    A sentence over the budget is a batch of its own; a sentence of no tokens is in no batch.
-
-    >>> list(token_batches([3, 1, 2, 0], budget=4))
-    [[0], [2, 1]]
-    """
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if not lengths[index]:
-            break
-        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def share_of_batches(batches: list[list[int]], lengths: list[int], rank: int, processes: int) -> list[list[int]]:
-    """The batches that one of several processes takes, so that all have about as many tokens to do, with padding.
-
-    The largest batch goes first, each to the process that has least so far; every process finds the same.
-
-    Args:
-        batches (`list[list[int]]`): Indices of `lengths`, as of `token_batches`.
-        lengths (`list[int]`): Tokens of every sentence.
-        rank, processes (`int`): Which process of how many.
-
-    >>> [share_of_batches([[0], [1, 2], [3]], [9, 4, 3, 1], rank, 2) for rank in (0, 1)]
-    [[[0]], [[1, 2], [3]]]
-    """
-    sizes = [len(batch) * max(lengths[index] for index in batch) for batch in batches]
-    loads, shares = [0] * processes, [[] for _ in range(processes)]
-    for index in sorted(range(len(batches)), key=lambda i: -sizes[i]):
-        least = loads.index(min(loads))
-        loads[least] += sizes[index]
-        shares[least].append(batches[index])
-    return shares[rank]
-
-
-def by_threads(work: Callable[[Batch], Result], batches: list[Batch], device: torch.device) -> Iterator[Result]:
-    """Results of `work` on every batch, in order.
-
-    On a CPU several batches are worked on at once, each with its share of torch's threads: the small products of a
-    decoder's step are done faster side by side than split between threads. The weights are there once.
-
-    Args:
-        work (`Callable`): What to do, of which two may run at the same time.
-        batches (`list`): What to do it with, the longest work first.
-        device (`torch.device`): Where it is done.
-    """
-    threads = torch.get_num_threads()
-    workers = min(threads, len(batches)) if device.type == "cpu" else 1
-    if workers < 2:
-        yield from map(work, batches)
-        return
-
-    def with_its_share(batch: Batch) -> Result:
-        torch.set_num_threads(threads // workers)
-        return work(batch)
-
-    try:
-        with ThreadPoolExecutor(workers) as executor:
-            yield from executor.map(with_its_share, batches)
-    finally:
-        torch.set_num_threads(threads)
-
-
-@torch.no_grad()
-def id_log_probabilities(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sources: list[list[int]],
-    targets: list[list[int]],
-    batch_tokens: int = 4096,
-    progress: tqdm | None = None,
-) -> list[list[float]]:
-    """Natural logarithms of the probabilities of every translation's tokens, by forced decoding.
-
-    Args:
-        model (`PreTrainedModel`): In evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint; it pads.
-        sources, targets (`list[list[int]]`): Token ids, as many lists of the one as of the other; a target is without
-            the start token, and with the end token where that is to count.
-        batch_tokens (`int`): Tokens of a batch on its longer side, padding included.
-        progress (`tqdm`, *optional*): Moved on by one a pair.
-
-    Returns:
-        `list[list[float]]`: For each pair, a number a token of the target.
-    """
-    results: list[list[float]] = [[]] * len(sources)
-    for batch in token_batches([max(len(s), len(t)) for s, t in zip(sources, targets)], batch_tokens):
-        inputs = tokenizer.pad({"input_ids": [sources[i] for i in batch]}, return_tensors="pt").to(model.device)
-        labels = tokenizer.pad({"input_ids": [targets[i] for i in batch]}, return_tensors="pt").to(model.device)
-        labels = labels["input_ids"]
-        decoder_inputs = model.prepare_decoder_input_ids_from_labels(labels)
-        logits = model(**inputs, decoder_input_ids=decoder_inputs).logits.float()
-        found = -F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-        for index, row in zip(batch, found.tolist()):
-            results[index] = row[: len(targets[index])]
-        if progress is not None:
-            progress.update(len(batch))
-    return results
-
-
-class TokenTexts(dict):
-    """The text of every token, found when it is first asked for.
-
-    Behind another token, as at the start of a text a space is left out.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
-        self.before = tokenizer("a", add_special_tokens=False)["input_ids"]
-        self.skipped = len(tokenizer.decode(self.before))
-
-    def __missing__(self, token: int) -> str:
-        self[token] = self.tokenizer.decode([*self.before, token])[self.skipped :]
-        return self[token]
+from .batches import by_threads, token_batches
+from .forced_decoding import TokenTexts, id_log_probabilities
+from .loading import position_limit
 
 
 @dataclass
@@ -381,10 +252,3 @@ class Search:
         ends = self.model.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else ends or []
         return tokens[: 1 + next((i for i, token in enumerate(tokens) if token in ends), len(tokens))]
-
-
-def position_limit(model: PreTrainedModel) -> int | None:
-    """Tokens for which a model has learned positions; sinusoids have no limit."""
-    if getattr(model.config, "position_embedding", None) != "learned":
-        return None
-    return model.config.max_position_embeddings

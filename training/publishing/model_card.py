@@ -21,28 +21,23 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .average import RECORD as AVERAGE_RECORD
-from .checkpoints import STATE_NAME
+from ..data.readers import DataError
+from ..evaluation.metrics import Comparison, Figure, Interval
+from ..evaluation.report import Report, as_text
+from ..inference.translation import translate
+from ..trainer.averaging import RECORD as AVERAGE_RECORD
+from ..trainer.checkpoints import STATE_NAME
+from ..trainer.cost import Cost, cost, operations
+from ..trainer.resumable_trainer import RECORD_NAME
 from .curves import draw_curves
-from .data import DataError
-from .event_files import scalars
-from .metrics import Comparison, Figure, Interval
-from .run_facts import (
-    Cost,
-    Run,
-    cost,
-    deviations,
-    nearest_row,
-    operations,
-    recorded_recipe,
-    without_paths,
-)
-from .safe_trainer import RECORD_NAME
-from .score_report import Report, as_text
-from .translate import translate
+from .deviations import deviations, nearest_row
+from .recipe import recorded_recipe
+from .records import Run, without_paths
+from .tensorboard_log import scalars
 
 
 logger = logging.getLogger(__name__)
+
 
 CURVES = "curves.png"
 UNKNOWN_LICENSE = "unknown"

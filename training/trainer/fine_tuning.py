@@ -12,12 +12,13 @@ from transformers import AutoTokenizer, EarlyStoppingCallback, PreTrainedModel, 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.configuration_vaswani import TABLE_3
 
+from ..data.tokenizer import parts_of_new_tokens
 from .arguments import ModelArguments, VaswaniTrainingArguments
 from .checkpoints import PARTIAL, clear_partial, naming_what_failed, put_in_place
-from .tokenizer import parts_of_new_tokens
 
 
 logger = logging.getLogger(__name__)
+
 
 # What may differ from the checkpoint: no weight depends on it.
 FREE_FIELDS = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -18,6 +18,9 @@ from typing import NoReturn
 import torch
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+
+
+RECIPES = resources.files(__package__.rpartition(".")[0]) / "recipes"  # those that ship with the package
 
 
 def check_positive(arguments, *names: str) -> None:
@@ -347,11 +350,7 @@ GROUPS = (ModelArguments, DataArguments, VaswaniTrainingArguments)
 
 def packaged_recipes() -> list[str]:
     """Names of the recipes that ship with the package."""
-    return sorted(
-        Path(entry.name).stem
-        for entry in (resources.files(__package__) / "recipes").iterdir()
-        if entry.name.endswith(".yaml")
-    )
+    return sorted(Path(entry.name).stem for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
 
 
 def load_recipe(name: str) -> dict:
@@ -370,7 +369,7 @@ def load_recipe(name: str) -> dict:
             raise FileNotFoundError(
                 f"--config {name}: no such file, and no recipe of that name. Recipes: {', '.join(packaged_recipes())}."
             )
-        path = resources.files(__package__) / "recipes" / f"{name}.yaml"
+        path = RECIPES / f"{name}.yaml"
     recipe = _read_yaml(path.read_text(encoding="utf-8"), str(path))
     known = [f.name for cls in GROUPS for f in fields(cls)]
     for key in recipe:
@@ -471,3 +470,9 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[ModelArguments, Data
 def _raise(message: str) -> NoReturn:
     """What the parser does on an error, instead of printing its 200 options and leaving."""
     raise ValueError(message)
+
+
+def defaults() -> dict:
+    """The default of each field of a recipe."""
+    every = [field for group in GROUPS for field in fields(group)]
+    return {f.name: f.default if f.default is not MISSING else f.default_factory() for f in every if f.init}

@@ -1,0 +1,1 @@
+"""Sentence pairs: readers, encoding and filters, tokenizer, token-budget batches."""

@@ -1,0 +1,106 @@
+"""Sentence pairs as a `datasets.Dataset` with the text columns `source` and `target`, from files or from the Hub."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from datasets import Dataset, Features, IterableDataset, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
+
+from .readers import DataError, check_file, read_pairs
+
+
+# Parts of the caches' keys: to be raised when the same file would be read, or the same text encoded, differently.
+READER_VERSION = 1
+TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
+
+
+def load_pairs(
+    files: list[str], source_lang: str, target_lang: str, drop_empty: bool = False, streaming: bool = False
+) -> Dataset | IterableDataset:
+    """Sentence pairs from files.
+
+    Args:
+        files (`list[str]`): Two parallel text files, source first (a sentence a line, `\\n` alone ends a line), or one
+            `.tsv` (source, tab, target), `.jsonl` or `.parquet` file in the layout of WMT on the Hub,
+            `{"translation": {"en": ..., "de": ...}}`, or with one column a language. Text files may be gzipped.
+        source_lang, target_lang (`str`): Language codes, to find the columns.
+        drop_empty (`bool`): Let pairs with an empty side through, for `filter_by_length` to drop and count.
+        streaming (`bool`): Read and check the pairs only as they are asked for.
+
+    Returns:
+        `datasets.Dataset` (or `IterableDataset`) with the columns `source` and `target`.
+
+    Raises:
+        DataError: Unequal numbers of lines, an empty line or file, bytes that are not UTF-8, broken JSON, a missing
+            column; the message names file and line.
+        FileNotFoundError: No such file.
+    """
+    if len(files) not in (1, 2):
+        raise DataError(f"Expected two parallel text files or one file of pairs, got {len(files)}: {files}.")
+    for file in files:
+        check_file(file)
+    # Size and time of change are part of the cache's key, so that a changed file is read again.
+    stamps = tuple((str(Path(f).resolve()), Path(f).stat().st_size, Path(f).stat().st_mtime_ns) for f in files)
+    kwargs = {"files": tuple(files), "langs": (source_lang, target_lang), "stamps": (READER_VERSION, *stamps)}
+    kwargs = {"gen_kwargs": {**kwargs, "drop_empty": drop_empty}, "features": TEXT_FEATURES}
+    if streaming:
+        return IterableDataset.from_generator(_checked_rows, **kwargs)
+    try:
+        pairs = Dataset.from_generator(_checked_rows, **kwargs)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, DataError):
+            raise error.__cause__ from None
+        raise
+    if not len(pairs):
+        raise DataError(f"{', '.join(files)}: no sentence pairs.")
+    return pairs
+
+
+def load_hub_pairs(
+    name: str,
+    config: str | None,
+    split: str,
+    source_lang: str,
+    target_lang: str,
+    streaming: bool = False,
+    num_proc: int | None = None,
+) -> Dataset | IterableDataset:
+    """Sentence pairs of a data set of the Hub, in the `translation: {en, de}` layout of `wmt14` or with one column a
+    language. Pairs with an empty side stay, for `filter_by_length` to drop and count.
+
+    Args:
+        name, config, split (`str`): As for `datasets.load_dataset`.
+        source_lang, target_lang (`str`): Language codes, to find the columns.
+        streaming (`bool`): Download the pairs only as they are asked for.
+        num_proc (`int`, *optional*): Processes that read.
+
+    Raises:
+        DataError: The data set has no such language.
+    """
+    dataset = load_dataset(name, config, split=split, streaming=streaming)
+    nested = dataset.features.get("translation")
+    languages = list(dataset.features if nested is None else getattr(nested, "languages", nested))
+    for lang in (source_lang, target_lang):
+        if lang not in languages:
+            raise DataError(f"{name} ({config}, {split}): no language {lang!r}; found {', '.join(languages)}.")
+
+    def to_columns(batch):
+        pairs = batch.get("translation") or [dict(zip(batch, row)) for row in zip(*batch.values())]
+        return {
+            "source": [pair[source_lang] or "" for pair in pairs],
+            "target": [pair[target_lang] or "" for pair in pairs],
+        }
+
+    options = {} if streaming else {"num_proc": num_proc, "desc": "Reading"}
+    return dataset.map(
+        to_columns, batched=True, remove_columns=dataset.column_names, features=TEXT_FEATURES, **options
+    )
+
+
+def _checked_rows(files, langs, stamps, drop_empty) -> Iterator[dict[str, str]]:
+    """Rows for `from_generator`; an empty side is an error unless empty pairs are to be dropped later."""
+    for place, source, target in read_pairs(files, langs):
+        empty = next((lang for lang, text in zip(langs, (source, target)) if not text.strip()), None)
+        if empty is not None and not drop_empty:
+            raise DataError(f"{place}: empty {empty} sentence. Remove the pair, or set drop_empty to drop and count.")
+        yield {"source": source, "target": target}

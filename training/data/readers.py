@@ -1,0 +1,165 @@
+"""Files of sentence pairs and of single sentences, read line by line; errors name file and line."""
+
+import contextlib
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO
+
+
+class DataError(ValueError):
+    """Data that cannot be used as it is; the message names file and line."""
+
+
+def check_file(file: str) -> None:
+    """Raises FileNotFoundError or IsADirectoryError unless `file` can be read."""
+    if Path(file).is_dir():
+        raise IsADirectoryError(f"{file}: is a folder, not a file.")
+    if not Path(file).exists():
+        raise FileNotFoundError(f"{file}: no such file.")
+
+
+def read_pairs(files, langs) -> Iterator[tuple[str, str, str]]:
+    """Triples of place ("file:line"), source and target."""
+    if len(files) == 2:
+        yield from _read_parallel(*files)
+        return
+    suffix = Path(files[0].removesuffix(".gz")).suffix
+    readers = {".tsv": _read_tsv, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
+    if suffix not in readers:
+        raise DataError(
+            f"{files[0]}: one file of pairs must end in {', '.join(readers)}, found {suffix or 'no ending'!r}."
+        )
+    yield from readers[suffix](files[0], langs)
+
+
+def read_lines(file: str) -> Iterator[str]:
+    """The lines of a text file, plain or gzipped, without their ends; only `\\n` (or `\\r\\n`) ends a line.
+
+    Args:
+        file (`str`): Path; `-` is the standard input.
+
+    Raises:
+        DataError: A line is not UTF-8, or a gzip file is cut off or damaged.
+    """
+    name, number = "standard input" if file == "-" else file, 1
+    with _open(file) as stream:
+        try:
+            for line in stream:
+                text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                yield text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark is no text
+                number += 1
+        except UnicodeDecodeError as error:
+            bad = error.object[error.start]
+            raise DataError(f"{name}:{number}: byte 0x{bad:02x} at column {error.start + 1} is not UTF-8.") from error
+        except (EOFError, OSError, zlib.error) as error:
+            raise DataError(f"{name}:{number}: cannot be read: {error}") from error
+
+
+def _open(file: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    if file == "-":
+        return contextlib.nullcontext(sys.stdin.buffer)
+    return gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb")
+
+
+def _read_parallel(source_file: str, target_file: str) -> Iterator[tuple[str, str, str]]:
+    number = 0
+    for number, (source, target) in enumerate(zip_longest(read_lines(source_file), read_lines(target_file)), start=1):
+        if source is None or target is None:
+            short, long = (source_file, target_file) if source is None else (target_file, source_file)
+            total = sum(1 for _ in read_lines(long))
+            raise DataError(f"{short} has {number - 1} lines, {long} has {total}: line {number} has no counterpart.")
+        empty_file = source_file if not source.strip() else target_file
+        yield f"{empty_file}:{number}", source, target
+    if number == 0:
+        raise DataError(f"{source_file}: empty file.")
+
+
+def _read_tsv(file: str, langs) -> Iterator[tuple[str, str, str]]:
+    number = 0
+    for number, line in enumerate(read_lines(file), start=1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise DataError(
+                f"{file}:{number}: expected 2 columns ({langs[0]}, tab, {langs[1]}), found {len(columns)}."
+            )
+        yield f"{file}:{number}", *columns
+    if number == 0:
+        raise DataError(f"{file}: empty file.")
+
+
+def _read_jsonl(file: str, langs) -> Iterator[tuple[str, str, str]]:
+    number = 0
+    for number, line in enumerate(read_lines(file), start=1):
+        place = f"{file}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{place}: not a JSON object: {error}") from error
+        yield place, *_sides(row, langs, place)
+    if number == 0:
+        raise DataError(f"{file}: empty file.")
+
+
+def _read_parquet(file: str, langs) -> Iterator[tuple[str, str, str]]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        parquet = ParquetFile(file)
+    except ArrowInvalid as error:
+        raise DataError(f"{file}: not a Parquet file: {error}") from error
+    for batch in parquet.iter_batches():
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{file}:{number}", *_sides(row, langs, f"{file}: row {number}")
+    if number == 0:
+        raise DataError(f"{file}: no rows.")
+
+
+def _sides(row, langs, place: str) -> tuple[str, str]:
+    """Source and target of a row `{"translation": {lang: text}}` or `{lang: text}`."""
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: expected an object with the languages {' and '.join(langs)}, found {row!r:.40}.")
+    columns = row.get("translation", row)
+    for lang in langs:
+        if not isinstance(columns, dict) or lang not in columns:
+            raise DataError(f"{place}: no column {lang!r}; found {', '.join(columns) if columns else 'none'}.")
+        text = columns[lang]
+        if not isinstance(text, str):
+            raise DataError(f"{place}: column {lang!r} is not text: {text!r:.40}.")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise DataError(f"{place}: column {lang!r} holds half a surrogate pair, which no text does: {text!r:.40}.")
+    return columns[langs[0]], columns[langs[1]]
+
+
+def read_parallel(hypotheses: str, references: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Translations, and for each the list of its references.
+
+    Raises:
+        DataError: A file is empty or broken, or the files have different numbers of lines.
+        FileNotFoundError: No such file.
+    """
+    first, *others = read_columns([hypotheses, *references])
+    return first, [list(group) for group in zip(*others)]
+
+
+def read_columns(files: list[str]) -> list[list[str]]:
+    columns: list[list[str]] = []
+    for file in files:
+        check_file(file)
+        columns.append(list(read_lines(file)))
+        own, first = len(columns[-1]), len(columns[0])
+        if not own:
+            raise DataError(f"{file}: empty file.")
+        if own != first:
+            raise DataError(
+                f"{files[0]} has {first} lines, {file} has {own}: "
+                f"{file if own > first else files[0]}:{min(own, first) + 1} has no counterpart."
+            )
+    return columns

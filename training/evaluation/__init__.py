@@ -1,0 +1,1 @@
+"""Scores: metrics, perplexity, COMET, test sets, the report, modules of `evaluate`."""

@@ -1,0 +1,1 @@
+"""The model card, its facts, and the push to the Hub."""

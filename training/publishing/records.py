@@ -1,0 +1,150 @@
+"""Records of the run behind a checkpoint; missing values are reported as missing."""
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from hf_vaswani import VaswaniConfig
+from hf_vaswani.checkpoint_vaswani import checksum
+
+from ..data.pairs import load_pairs
+from ..trainer.arguments import RECIPES, defaults, load_recipe
+from ..trainer.averaging import RECORD
+from ..trainer.checkpoints import STATE_NAME, checkpoint_folders
+from ..trainer.manifest import model_fields
+from ..trainer.resumable_trainer import RECORD_NAME
+from .tensorboard_log import event_files
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Run:
+    """What a checkpoint and its run's folder hold.
+
+    Attributes:
+        state (`dict`, *optional*): `trainer_state.json` as it was after the last update of the weights.
+        record (`dict`, *optional*): `run.json`.
+        averaged (`dict`, *optional*): `averaged_from.json`.
+        recipe (`str`, *optional*): Text of the recipe that the publisher names; `named` holds its fields.
+        events (`list[Path]`): TensorBoard's files.
+    """
+
+    state: dict | None = None
+    record: dict | None = None
+    averaged: dict | None = None
+    recipe: str | None = None
+    named: dict | None = None
+    events: list[Path] = field(default_factory=list)
+
+    @property
+    def values(self) -> dict:
+        """Fields of the recipe, as recorded, or else as the named recipe has them, over the defaults."""
+        if self.record is not None:
+            return {**self.record["same"], **self.record["noted"]}
+        if self.named is None:
+            return {}
+        return {**defaults(), **{name: _number(value) for name, value in self.named.items()}}
+
+
+def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, recipe: str | None = None) -> Run:
+    """Look for the records of a checkpoint in its folder, in its run's, and in those that it was averaged from.
+
+    Args:
+        checkpoint (`Path`): Folder of the weights.
+        config (`VaswaniConfig`): Of the model.
+        run (`str`, *optional*): Folder of the run; the checkpoint's own, or the one that it lies in, when not given.
+        recipe (`str`, *optional*): Path or name of a recipe.
+
+    Raises:
+        FileNotFoundError: No such run or recipe.
+        ValueError: The run trained another model, or the recipe is none.
+    """
+    if run is not None and not Path(run).is_dir():
+        raise FileNotFoundError(f"--run {run}: no such folder.")
+    folder = Path(run) if run else checkpoint if checkpoint_folders(checkpoint) else checkpoint.parent
+    averaged = _read(checkpoint / RECORD)
+    sources = [
+        Path(name) if Path(name).is_dir() else folder / Path(name).name for name in averaged_checkpoints(averaged)
+    ]
+    places = [checkpoint, *reversed(sources), folder, *reversed(checkpoint_folders(folder))]
+    record = next((found for place in places if (found := _read(place / RECORD_NAME))), None)
+    if record is not None and (other := _other_model(record, config)):
+        if run is not None:
+            raise ValueError(f"--run {run}: another model was trained there, with {other}.")
+        logger.warning("%s is not of the model in %s (%s): its records are not used.", folder, checkpoint, other)
+        record, places = None, [checkpoint]
+    state = _state([folder if folder in places else checkpoint, *places], _step(checkpoint, averaged))
+    own = run is not None or checkpoint_folders(folder) or _read(folder / STATE_NAME)  # not just any folder above it
+    events = event_files(folder) if own and folder in places and state is not None else []
+    text, named = (None, None) if recipe is None else (_recipe_text(recipe), load_recipe(recipe))
+    return Run(state, record, averaged, text, named, events)
+
+
+def first_source(run: Run) -> str | None:
+    """The first sentence that the run was evaluated on while training, if its file is where it was, and the same."""
+    values = run.values
+    files = values.get("places of eval_files", [])
+    known = [values.get(f"eval_files[{position}]") for position in range(len(files))]
+    if not files or not all(Path(file).is_file() for file in files) or known != [checksum(Path(f)) for f in files]:
+        return None
+    pairs = load_pairs(files, values["source_lang"], values["target_lang"], drop_empty=True, streaming=True)
+    return next((pair["source"] for pair in pairs if pair["source"].strip()), None)
+
+
+def _read(path: Path) -> dict | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def averaged_checkpoints(averaged: dict | None) -> list[str]:
+    return (averaged or {}).get("checkpoints", [])
+
+
+def _step(checkpoint: Path, averaged: dict | None) -> int | None:
+    """The last update that went into the weights, where that can be known."""
+    own = _read(checkpoint / STATE_NAME)
+    if own is not None:
+        return own["global_step"]
+    if averaged is not None and "updates" in averaged:
+        return averaged["updates"]
+    steps = [Path(name).name.removeprefix("checkpoint-") for name in averaged_checkpoints(averaged)]
+    return max(map(int, steps)) if steps and all(step.isdigit() for step in steps) else None
+
+
+def _state(places: list[Path], step: int | None) -> dict | None:
+    """The run's own state is looked at first: beside a checkpoint's, it also has the time that training took."""
+    states = (_read(place / STATE_NAME) for place in places if step is not None)
+    return next((state for state in states if state is not None and state["global_step"] == step), None)
+
+
+def _other_model(record: dict, config: VaswaniConfig) -> str:
+    own = {f"model.{name}": value for name, value in model_fields(config).items() if name != "use_cache"}
+    names = [name for name, value in own.items() if record["same"].get(name, value) != value]
+    return ", ".join(f"{name.removeprefix('model.')} {record['same'][name]} instead of {own[name]}" for name in names)
+
+
+def _recipe_text(name: str) -> str:
+    load_recipe(name)  # whether it is one
+    path = Path(name) if Path(name).is_file() else RECIPES / f"{name}.yaml"
+    return path.read_text(encoding="utf-8").strip()
+
+
+def _number(value):
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def without_paths(value):
+    """The same JSON, with absolute paths cut down to their last part: whose machine it was is nobody's business."""
+    if isinstance(value, dict):
+        return {name: without_paths(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    for kind in (PurePosixPath, PureWindowsPath):
+        if isinstance(value, str) and kind(value).is_absolute():
+            return kind(value).name
+    return value

@@ -1,0 +1,1 @@
+"""Training runs: arguments, trainer, checkpoints, manifest, averaging, fine-tuning."""
