@@ -202,7 +202,7 @@ def test_maps_are_chosen_by_the_first_pairs(planted, monkeypatch):
     asked = []
     best = {"shift": (3, 2), "naive": (1, 1)}
     monkeypatch.setattr(
-        training.align, "best_maps", lambda model, tokenizer, sources, *_: asked.append(sources) or best
+        training.inference.alignment, "best_maps", lambda model, tokenizer, sources, *_: asked.append(sources) or best
     )
     assert align(model, tokenizer, ["", *sources * 150], ["a", *translations * 150])[1:] == [ROTATED] * 150
     assert asked == [sources * 100]
