@@ -26,6 +26,7 @@ test-slow: $(SETUP)
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 format: $(SETUP)
 	$(BIN)/ruff format .

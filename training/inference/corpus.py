@@ -8,7 +8,6 @@ from itertools import chain, islice, zip_longest
 from tqdm import tqdm
 
 from ..data.readers import DataError, read_lines
-from .batches import share_of_batches
 from .long_lines import split_line
 from .search import Request, Search, Translation
 from .translation import encode
@@ -137,15 +136,13 @@ def translate_window(
     Returns:
         `list[list[Translation]]`: `search.n_best` a line, empty ones for an empty line.
     """
-    requests = list(chain.from_iterable(lines))
-    lengths, start = [len(request.ids) for request in requests], progress.n
+    requests, start = list(chain.from_iterable(lines)), progress.n
     whole = len(lines) / max(1, len(requests))
 
     def work() -> list[tuple[int, list[Translation]]]:
         found = []
-        batches = share_of_batches(search.batches(requests), lengths, processes.rank, processes.count)
-        for batch, result in zip(batches, search.each(requests, batches)):
-            found += zip(batch, result)
+        for result in search.translate(requests, processes.rank, processes.count):
+            found.append(result)
             progress.update(start + int(whole * len(found)) - progress.n)
         return found
 

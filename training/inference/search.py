@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from .batches import by_threads, token_batches
+from .batches import by_threads, share_of_batches, token_batches
 from .forced_decoding import TokenTexts, id_log_probabilities
 from .loading import position_limit
 
@@ -186,12 +186,26 @@ class Search:
             limits.append(places - 1)
         return min(limits, default=None)
 
-    def each(self, requests: list[Request], batches: list[list[int]]) -> Iterator[list[list[Translation]]]:
-        """Translations of the requests of every batch, in order; several batches are worked on at once."""
+    def translate(
+        self, requests: list[Request], rank: int = 0, processes: int = 1
+    ) -> Iterator[tuple[int, list[Translation]]]:
+        """Translate requests batch by batch, several batches at once on a CPU.
+
+        Args:
+            requests (`list[Request]`): In any order; the same in every process.
+            rank, processes (`int`): Which share of the batches to take, of how many.
+
+        Yields:
+            The index of a request, and its translations as of [`__call__`].
+        """
+        lengths = [len(request.ids) for request in requests]
+        batches = share_of_batches(self.batches(requests), lengths, rank, processes)
         with contextlib.ExitStack() as stack:
             for model in self.models:
                 stack.enter_context(getattr(model, "fixed_weights", contextlib.nullcontext)())
-            yield from by_threads(lambda batch: self([requests[i] for i in batch]), batches, self.model.device)
+            results = by_threads(lambda batch: self([requests[i] for i in batch]), batches, self.model.device)
+            for batch, translations in zip(batches, results):
+                yield from zip(batch, translations)
 
     def __call__(self, requests: list[Request]) -> list[list[Translation]]:
         """`n_best` translations of each sentence, best first; samples in the order drawn. One batch, prefixes of one

@@ -7,7 +7,6 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .batches import token_batches
 from .loading import position_limit
 from .search import Request, Search
 
@@ -51,12 +50,10 @@ def translate(
     translations = [""] * len(sentences)
     if progress is not None:
         progress.update(sum(not i for i in ids))
-    batches = list(token_batches([len(i) for i in ids], batch_tokens))
-    for batch, result in zip(batches, search.each([Request(i) for i in ids], batches)):
-        for index, found in zip(batch, result):
-            translations[index] = found[0].text
+    for index, found in search.translate([Request(i) for i in ids]):
+        translations[index] = found[0].text
         if progress is not None:
-            progress.update(len(batch))
+            progress.update()
     return translations
 
 
