@@ -1,7 +1,6 @@
-"""One BPE vocabulary for both languages (section 5.1 of the paper), in transformers' own fast tokenizer class.
+"""Joint byte-level BPE vocabulary of both languages (section 5.1 of the paper), as a fast tokenizer of transformers.
 
-The alphabet are the 256 bytes, so every Unicode text can be written with the vocabulary: there is no `<unk>`, and
-decoding gives back exactly what was encoded.
+The base alphabet is the 256 bytes, so every Unicode text can be encoded without `<unk>`, and decoding is lossless.
 """
 
 import copy
@@ -20,23 +19,23 @@ from transformers import PreTrainedTokenizerFast
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # ids 0, 1, 2: the defaults of VaswaniConfig
 SPECIAL_TOKENS = [PAD, BOS, EOS]
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
-RAREST_PAIR = 2  # a token for what occurs once would never be learned
+MIN_PAIR_FREQUENCY = 2  # the embedding of a token that occurs once would hardly be trained
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, show_progress: bool = True) -> PreTrainedTokenizerFast:
     """Learn a byte-level BPE from sentences of both languages.
 
-    Every sentence gets one leading space, which decoding takes away again: a word at the beginning is then the same
-    token as in the middle. Encoding appends the end token, to sources as to targets.
+    Encoding prepends a space to each sentence, so that a word has the same token at the beginning of a sentence as in
+    the middle; decoding removes it. Encoding appends the end token to sources and targets alike.
 
     Args:
         texts (`Iterable[str]`): Sentences, of both languages.
-        vocab_size (`int`): Entries at most: special tokens, bytes and merges. Small data may have fewer merges to
-            learn; `len(tokenizer)` tells.
-        show_progress (`bool`): Whether to draw a progress bar.
+        vocab_size (`int`): Maximum size of the vocabulary: special tokens, bytes and merges. Small data may yield
+            fewer merges; `len(tokenizer)` is the actual size.
+        show_progress (`bool`): Show a progress bar.
 
     Raises:
-        ValueError: `vocab_size` has no room for the special tokens and the bytes.
+        ValueError: `vocab_size` is smaller than the number of special tokens and bytes.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise ValueError(
@@ -63,26 +62,26 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, show_progress: bool =
         eos_token=EOS,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        split_special_tokens=True,  # "</s>" in somebody's text is text, not the end of the sentence
+        split_special_tokens=True,  # "</s>" in the input text is plain text, not the end token
     )
 
 
 def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int) -> PreTrainedTokenizerFast:
-    """Go on learning a byte-level BPE where it was left, from other sentences.
+    """Extend a byte-level BPE by merges learned from other sentences.
 
-    The new merges come after all the old ones: a text is first cut as before, and what the new merges know in it is
-    then joined. So every old token keeps its id and its text, and a text without any of the new pairs its tokens.
+    The new merges rank below all old ones: they apply to the tokens that the old merges produce. Every old token keeps
+    its id and its text, and a text to which no new merge applies keeps its tokens.
 
     Args:
-        tokenizer (`PreTrainedTokenizerFast`): With a byte-level BPE; it stays as it is.
+        tokenizer (`PreTrainedTokenizerFast`): A byte-level BPE tokenizer; it is not modified.
         texts (`Iterable[str]`): Sentences, of both languages.
-        count (`int`): Tokens to add at most; fewer where no more pairs of tokens occur twice.
+        count (`int`): Maximum number of tokens to add; fewer are added if no further pair of tokens occurs twice.
 
     Returns:
-        The extended tokenizer; the ids of its new tokens follow the highest old one.
+        The extended tokenizer. The ids of the new tokens follow the highest old id.
 
     Raises:
-        ValueError: It is another kind of tokenizer, or `count` is not positive.
+        ValueError: The tokenizer is not a byte-level BPE, or `count` is not positive.
     """
     if count < 1:
         raise ValueError(f"The vocabulary can be extended by at least 1 token, got {count}.")
@@ -103,8 +102,8 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], c
 
 
 def parts_of_new_tokens(tokenizer: PreTrainedTokenizerFast, extended: PreTrainedTokenizerFast) -> dict[int, list[int]]:
-    """For the id of each token that `extend_tokenizer` has added, the ids of the old tokens it consists of."""
-    old, new = (json.loads(one.backend_tokenizer.to_str())["model"]["merges"] for one in (tokenizer, extended))
+    """Map the id of each token added by `extend_tokenizer` to the ids of the old tokens that it consists of."""
+    old, new = (json.loads(t.backend_tokenizer.to_str())["model"]["merges"] for t in (tokenizer, extended))
     ids, parts = extended.get_vocab(), {}
     for pair in new[len(old) :]:
         parts[ids["".join(pair)]] = [part for token in pair for part in parts.get(ids[token], [ids[token]])]
@@ -112,28 +111,30 @@ def parts_of_new_tokens(tokenizer: PreTrainedTokenizerFast, extended: PreTrained
 
 
 def _count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[tuple[str, ...]]:
-    """How often each word occurs, as the tokens that it is cut into."""
+    """Frequency of each pre-tokenised word, keyed by the tokens into which the tokenizer splits it."""
     counts = Counter()
     for text in texts:
         if tokenizer.normalizer is not None:
             text = tokenizer.normalizer.normalize_str(text)
         counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
-    cut = Counter()
+    segmented = Counter()
     for word, count in counts.items():
-        cut[tuple(token.value for token in tokenizer.model.tokenize(word))] += count
-    return cut
+        segmented[tuple(token.value for token in tokenizer.model.tokenize(word))] += count
+    return segmented
 
 
 def _learn_merges(words: Counter[tuple[str, ...]], vocab: dict[str, int], count: int) -> list[tuple[str, str]]:
-    """Up to `count` pairs of tokens to join, each time the most frequent; of equally frequent ones, that of the
-    lowest ids, as `BpeTrainer` has it."""
+    """Learn up to `count` merges, each of the most frequent pair of tokens.
+
+    Ties are broken by the lowest token ids, as in `BpeTrainer`.
+    """
     ids, first = dict(vocab), max(vocab.values()) + 1
-    cut, often = [list(word) for word in words], list(words.values())
-    pairs, places = Counter(), defaultdict(set)
-    for i, word in enumerate(cut):
+    segmented, frequencies = [list(word) for word in words], list(words.values())
+    pairs, words_with = Counter(), defaultdict(set)
+    for i, word in enumerate(segmented):
         for pair in pairwise(word):
-            pairs[pair] += often[i]
-            places[pair].add(i)
+            pairs[pair] += frequencies[i]
+            words_with[pair].add(i)
 
     def entry(pair):
         return -pairs[pair], ids[pair[0]], ids[pair[1]], pair
@@ -143,21 +144,21 @@ def _learn_merges(words: Counter[tuple[str, ...]], vocab: dict[str, int], count:
     merges = []
     while queue and len(merges) < count:
         frequency, *_, pair = heapq.heappop(queue)
-        # An entry of an earlier count has a newer one beside it. A text that is a token already is reached otherwise,
-        # or is a special token's, which no text may become.
-        if -frequency != pairs[pair] or pairs[pair] < RAREST_PAIR or "".join(pair) in ids:
+        # An entry with an outdated frequency is superseded by a newer one. A merge whose text is already a token would
+        # duplicate that token or produce a special token, which plain text must not become.
+        if -frequency != pairs[pair] or pairs[pair] < MIN_PAIR_FREQUENCY or "".join(pair) in ids:
             continue
         ids["".join(pair)] = first + len(merges)
         merges.append(pair)
         changed = set()
-        for i in places.pop(pair):
-            before, cut[i] = cut[i], _join(cut[i], pair)
+        for i in words_with.pop(pair):
+            before, segmented[i] = segmented[i], _join(segmented[i], pair)
             for old in pairwise(before):
-                pairs[old] -= often[i]
+                pairs[old] -= frequencies[i]
                 changed.add(old)
-            for new in pairwise(cut[i]):
-                pairs[new] += often[i]
-                places[new].add(i)
+            for new in pairwise(segmented[i]):
+                pairs[new] += frequencies[i]
+                words_with[new].add(i)
                 changed.add(new)
         for other in changed - {pair}:
             heapq.heappush(queue, entry(other))
@@ -165,7 +166,7 @@ def _learn_merges(words: Counter[tuple[str, ...]], vocab: dict[str, int], count:
 
 
 def _join(word: list[str], pair: tuple[str, str]) -> list[str]:
-    """The tokens of a word, with each occurrence of the pair made one."""
+    """Merge each occurrence of the pair in the tokens of a word."""
     joined = []
     for token in word:
         if joined and (joined[-1], token) == pair:

@@ -1,25 +1,24 @@
-"""Tokens, time and floating point operations of a run, from its log."""
+"""Cost of a run in tokens and time, computed from its log."""
 
 from dataclasses import dataclass
 from itertools import pairwise
 
 
-# What it cost
-
-
 @dataclass(frozen=True)
 class Cost:
-    """Tokens and time of a run; what is not known is `None`.
+    """Tokens and time of a run. Unknown values are `None`.
 
     Attributes:
         updates (`int`): Optimiser steps.
         epochs (`float`): Passes over the data.
-        source_tokens (`int`, *optional*): Padding included, of all devices: the Trainer counts them for its
+        source_tokens (`int`, *optional*): Source tokens on all devices, padding included, derived from the Trainer's
             `total_flos`.
-        target_tokens (`int`, *optional*): Without padding; an estimate from the logged rates and the time.
-        seconds (`float`, *optional*): With evaluation and saving; of an interrupted run an estimate from the rates.
-        measured_seconds (`float`, *optional*): Of the last start, as logged.
-        measured_updates (`int`, *optional*): Of the last start.
+        target_tokens (`int`, *optional*): Target tokens on all devices, without padding; estimated from the logged
+            throughput.
+        seconds (`float`, *optional*): Wall-clock time, evaluation and saving included; estimated from the throughput
+            if the run was interrupted.
+        measured_seconds (`float`, *optional*): Logged wall-clock time since the last start or resumption.
+        measured_updates (`int`, *optional*): Optimiser steps since the last start or resumption.
     """
 
     updates: int
@@ -32,15 +31,16 @@ class Cost:
 
 
 def cost(state: dict, parameters_without_embeddings: int, devices: int) -> Cost:
-    """Reads tokens and time out of a Trainer's state.
+    """Compute the cost of a run from the Trainer's state.
 
-    The log has the rate of target tokens between one line and the next, not their number. As each update has about as
-    many, and the time of the last start is logged with the number of its updates, the number follows.
+    The log holds the target tokens per second of each logging interval, but not their number. All updates have about
+    the same number of target tokens. That number follows from the logged runtime and updates of the last start.
 
     Args:
-        state (`dict`): `trainer_state.json`.
-        parameters_without_embeddings (`int`): As the Trainer counts for `total_flos`, 6 of which are an operation.
-        devices (`int`): The rates are those of one.
+        state (`dict`): Content of `trainer_state.json`.
+        parameters_without_embeddings (`int`): Parameters that `total_flos` counts, with 6 operations per parameter
+            and source token.
+        devices (`int`): Number of devices. The logged throughput is that of one device.
     """
     updates, log = state["global_step"], state["log_history"]
     operations = 6 * parameters_without_embeddings
@@ -50,19 +50,21 @@ def cost(state: dict, parameters_without_embeddings: int, devices: int) -> Cost:
     if not ends:
         return Cost(**known)
     runtime = ends[-1]["train_runtime"]
-    last = min(updates, round(ends[-1]["train_steps_per_second"] * runtime))
+    last_updates = min(updates, round(ends[-1]["train_steps_per_second"] * runtime))
     rates = [entry for entry in log if entry.get("target_tokens_per_second")]
     steps = [0, *(entry["step"] for entry in rates)]
-    # Seconds are this, times the target tokens of an update on a device.
-    seconds = [(now - before) / e["target_tokens_per_second"] for (before, now), e in zip(pairwise(steps), rates)]
-    of_last = sum(s for s, before in zip(seconds, steps) if before >= updates - last)
-    known |= {"measured_seconds": runtime, "measured_updates": last}
-    if not of_last:
-        return Cost(**known, seconds=runtime if last == updates else None)
-    idle = {e["step"]: e["eval_runtime"] for e in log if "eval_runtime" in e}
-    tokens = (runtime - sum(s for step, s in idle.items() if step > updates - last)) / of_last
-    whole = runtime if last == updates else tokens * sum(seconds) + sum(idle.values())
-    return Cost(**known, target_tokens=round(tokens * devices * updates), seconds=whole)
+    # Training seconds of each logging interval, divided by the target tokens of an update on one device.
+    unit_seconds = [(now - before) / e["target_tokens_per_second"] for (before, now), e in zip(pairwise(steps), rates)]
+    last_unit_seconds = sum(s for s, before in zip(unit_seconds, steps) if before >= updates - last_updates)
+    known |= {"measured_seconds": runtime, "measured_updates": last_updates}
+    if not last_unit_seconds:
+        return Cost(**known, seconds=runtime if last_updates == updates else None)
+    evaluation_seconds = {e["step"]: e["eval_runtime"] for e in log if "eval_runtime" in e}
+    last_evaluation_seconds = sum(s for step, s in evaluation_seconds.items() if step > updates - last_updates)
+    tokens = (runtime - last_evaluation_seconds) / last_unit_seconds  # of an update on one device
+    estimate = tokens * sum(unit_seconds) + sum(evaluation_seconds.values())
+    seconds = runtime if last_updates == updates else estimate
+    return Cost(**known, target_tokens=round(tokens * devices * updates), seconds=seconds)
 
 
 def operations(model, source_tokens: int, target_tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""Weights that FSDP2 divides among devices: their checkpoints are the ordinary ones, for any number of devices."""
+"""Checkpoints of models sharded by FSDP2, in the same format as those of one device."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,16 +19,17 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-EVERYWHERE = StateDictOptions(full_state_dict=True, strict=False)
+FULL_ON_CPU = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FULL_ON_EACH_DEVICE = StateDictOptions(full_state_dict=True, strict=False)
 
 
 @contextlib.contextmanager
 def embeddings_in_root(model: PreTrainedModel) -> Iterator[None]:
-    """Within, Accelerate makes no units of FSDP2 of the embeddings: they stay in that of the whole model.
+    """Keep the embeddings in the root FSDP2 unit while Accelerate wraps the model.
 
-    The embedding is one matrix of four modules, and Accelerate would put two of them into a unit of their own, which
-    PyTorch refuses. The loss reads the matrix without a call of its module, which would not gather a unit either.
+    The embedding matrix is tied across four modules. Accelerate would put two of them into a unit of their own, which
+    PyTorch refuses. Moreover, the loss reads the matrix without calling its module, so a separate unit would never be
+    unsharded.
     """
     model.get_input_embeddings = model.get_output_embeddings = lambda: None
     try:
@@ -39,13 +40,13 @@ def embeddings_in_root(model: PreTrainedModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def gathered(model: PreTrainedModel, reshard_after_forward: bool) -> Iterator[None]:
-    """Within, each device has all weights of a model that FSDP2 divides, so that it may run alone, as in decoding
-    sentences of its own. Changes nothing of another model.
+    """Unshard all weights of a model for the duration of the context, so that each device can decode its own
+    sentences. Models without FSDP2 units are left alone.
 
     Args:
-        model (`PreTrainedModel`): Whose weights to gather.
-        reshard_after_forward (`bool`): Whether its layers give up their weights between forward and backward, which
-            holds again afterwards.
+        model (`PreTrainedModel`): Model to unshard.
+        reshard_after_forward (`bool`): The model's own setting, restored on exit: True if its layers reshard their
+            weights between forward and backward.
     """
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:
@@ -61,46 +62,51 @@ def gathered(model: PreTrainedModel, reshard_after_forward: bool) -> Iterator[No
 
 @contextlib.contextmanager
 def in_its_own_class(model: PreTrainedModel) -> Iterator[None]:
-    """Within, a model that FSDP2 divides is of the class that it was: `save_pretrained` puts the code of a model's
-    class beside its weights, and that of FSDP2's is PyTorch's."""
-    divided = type(model)
+    """Restore the original class of a model wrapped by FSDP2 for the duration of the context.
+
+    `save_pretrained` copies the source file of a model's class into the checkpoint. For the class that FSDP2 creates,
+    that would be a file of PyTorch.
+    """
+    wrapped_class = type(model)
     if isinstance(model, FSDPModule):
-        model.__class__ = divided.__bases__[1]  # the first is FSDPModule
+        model.__class__ = wrapped_class.__bases__[1]  # the first base is FSDPModule
     try:
         yield
     finally:
-        model.__class__ = divided
+        model.__class__ = wrapped_class
 
 
 def are_finite(weights: list[nn.Parameter]) -> list[bool]:
-    """Whether each weight is finite in all of its elements, on whichever device they are. All processes must ask."""
-    parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
-    finite = torch.stack([part.detach().isfinite().all() for part in parts]).int()
+    """For each weight, True if all its elements are finite on all devices. Collective: every process must call it."""
+    shards = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    finite = torch.stack([shard.detach().isfinite().all() for shard in shards]).int()
     if any(isinstance(weight, DTensor) for weight in weights):
         torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
     return finite.bool().tolist()
 
 
 def load_weights(model: PreTrainedModel, folder: str | Path) -> NamedTuple:
-    """Gives every device its share of a checkpoint's weights.
+    """Load the weights of a checkpoint into a sharded model.
 
     Returns:
         `missing_keys` and `unexpected_keys`, as from `load_state_dict`.
 
     Raises:
-        FileNotFoundError: There are none.
+        FileNotFoundError: The folder has no `model*.safetensors`.
     """
     files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{folder}: no model*.safetensors.")
     weights = {name: weight for file in files for name, weight in load_file(file).items()}
-    return set_model_state_dict(model, weights, options=EVERYWHERE)
+    return set_model_state_dict(model, weights, options=FULL_ON_EACH_DEVICE)
 
 
 def optimizer_state(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict:
-    """The whole state of an optimiser, as its own `state_dict()` on one device. All processes must ask; only the first
-    gets it."""
-    named = get_optimizer_state_dict(model, optimizer, options=WHOLE)
+    """Full state of a sharded optimiser, in the format of `state_dict()` on one device.
+
+    Collective: every process must call it. The first process gets the state, the others an empty dictionary.
+    """
+    named = get_optimizer_state_dict(model, optimizer, options=FULL_ON_CPU)
     if not named:  # not the first process
         return {}
     numbers = _numbers(named["param_groups"])
@@ -109,14 +115,14 @@ def optimizer_state(model: PreTrainedModel, optimizer: torch.optim.Optimizer) ->
 
 
 def load_optimizer_state(model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict) -> None:
-    """Gives every device its share of what `optimizer.state_dict()` is on one device."""
-    ours = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    names = {number: name for name, number in _numbers(ours).items()}
+    """Load a full optimiser state, in the format of `state_dict()` on one device, into a sharded optimiser."""
+    named_groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    names = {number: name for name, number in _numbers(named_groups).items()}
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    named = {"state": {names[number]: one for number, one in state["state"].items()}, "param_groups": groups}
-    set_optimizer_state_dict(model, optimizer, named, options=EVERYWHERE)
+    named = {"state": {names[number]: entry for number, entry in state["state"].items()}, "param_groups": groups}
+    set_optimizer_state_dict(model, optimizer, named, options=FULL_ON_EACH_DEVICE)
 
 
 def _numbers(groups: list[dict]) -> dict[str, int]:
-    """Names of weights and their numbers in an optimiser, which counts through all groups."""
+    """Number of each weight in the optimiser, by name. Weights are numbered across all groups."""
     return {name: number for number, name in enumerate(name for group in groups for name in group["params"])}

@@ -1,4 +1,4 @@
-"""Linear layers in float32 on a CPU, by oneDNN: PyTorch takes it for bfloat16 only, and MKL for float32."""
+"""Route wide float32 linear layers on a CPU through oneDNN; PyTorch itself uses MKL for float32."""
 
 import torch
 from torch import nn
@@ -6,16 +6,24 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 
-NARROWEST = 256  # inputs and outputs of a layer that oneDNN is worth its compiling of kernels for
+NARROWEST = 256  # inputs and outputs of a linear layer; below it, kernel compilation costs more than it saves
 
 
 class OneDNNLinear(torch.autograd.Function):
-    """`torch.nn.functional.linear`, and its gradient in the inputs, by oneDNN. MKL's gradient in the weights is as
-    fast."""
+    """`torch.nn.functional.linear` and its input gradient by oneDNN.
+
+    The weight gradient is left to MKL, which is as fast.
+    """
 
     @staticmethod
     def forward(ctx, inputs, weight, bias):
-        """`inputs` `(..., in_features)`, `weight` `(out_features, in_features)`, `bias` `(out_features,)`, or none."""
+        """Compute the outputs `(..., out_features)`.
+
+        Args:
+            inputs (`torch.Tensor` of shape `(..., in_features)`): Input features.
+            weight (`torch.Tensor` of shape `(out_features, in_features)`): Weight matrix.
+            bias (`torch.Tensor` of shape `(out_features,)`, *optional*): Bias.
+        """
         ctx.save_for_backward(inputs, weight)
         return _product(inputs, weight, bias)
 
@@ -24,11 +32,11 @@ class OneDNNLinear(torch.autograd.Function):
     def backward(ctx, grad):
         inputs, weight = ctx.saved_tensors
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)  # (positions, out_features)
+        flat_grad = grad.flatten(0, -2)  # (positions, out_features)
         return (
             _product(grad, weight.t(), None) if needs_inputs else None,
-            rows.t() @ inputs.flatten(0, -2) if needs_weight else None,
-            rows.sum(0) if needs_bias else None,
+            flat_grad.t() @ inputs.flatten(0, -2) if needs_weight else None,
+            flat_grad.sum(0) if needs_bias else None,
         )
 
 
@@ -37,21 +45,20 @@ def _product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 class OneDNNProducts(TorchFunctionMode):
-    """Within, linear layers of some width are trained by oneDNN, where they are float32 on a CPU; everything else is
-    as it was.
+    """Route wide float32 linear layers on a CPU through oneDNN; leave every other call alone.
 
-    The choice depends on a layer's type and shape alone, so that a resumed run ends as one that was never stopped.
+    The choice depends only on the dtype and shape of a layer, so a resumed run is identical to an uninterrupted one.
     """
 
     @staticmethod
     def pays(model: nn.Module) -> bool:
-        """Whether the model has a layer for it."""
+        """True if the model has a linear layer that is wide enough for oneDNN."""
         layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
         return any(_is_wide(layer.weight) for layer in layers)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is F.linear and _is_meant(*args, **kwargs):
+        if function is F.linear and _is_eligible(*args, **kwargs):
             function = _linear
         return function(*args, **kwargs)
 
@@ -60,11 +67,11 @@ def _linear(input, weight, bias=None) -> torch.Tensor:
     return OneDNNLinear.apply(input, weight, bias)
 
 
-def _is_meant(input, weight, bias=None) -> bool:
+def _is_eligible(input, weight, bias=None) -> bool:
     return (
         input.dtype == weight.dtype == torch.float32
         and input.device.type == weight.device.type == "cpu"
-        and type(weight) in (torch.Tensor, nn.Parameter)  # none that is divided or quantised
+        and type(weight) in (torch.Tensor, nn.Parameter)  # neither sharded nor quantised
         and _is_wide(weight)
         and input.dim() > 1
         and input.numel() > 0

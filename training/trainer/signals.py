@@ -1,4 +1,4 @@
-"""Being asked to stop, by a job scheduler or by Ctrl-C, without losing an update."""
+"""Graceful shutdown on signals from a job scheduler or on Ctrl-C, without losing an update."""
 
 import os
 import signal
@@ -10,49 +10,62 @@ from transformers import TrainerCallback
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-# A launcher hands on to its processes what they have got from the terminal already: that is no second signal.
+# A launcher forwards the signals that its processes have already received from the terminal: a duplicate within this
+# interval does not count as a second signal.
 SAME_SIGNAL_SECONDS = 1.0
 
 
 def ignore_signals(worker: int) -> None:
-    """For the processes that read data: they end with the one that trains, which may need them for its last update."""
+    """Ignore signals in a data loader worker: the training process may need its data for the last update.
+
+    The worker exits together with the training process.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 class StopOnSignal(TrainerCallback):
-    """On SIGTERM, SIGINT or SIGUSR1: finish the update, write a checkpoint, and end the training; in several processes
-    all after the same update, whichever of them got the signal. A second signal ends the process at once.
+    """On SIGTERM, SIGINT or SIGUSR1, finish the update, save a checkpoint and stop the training.
 
-    A callback for the Trainer, and a context manager that listens as long as it is open (in the main thread: others
-    get no signals). `stopped_by` is the signal's number once the training ends because of it, 0 before.
+    In distributed training, all processes stop after the same update, no matter which one received the signal. A
+    second signal terminates the process immediately.
+
+    The object is both a Trainer callback and a context manager. The signal handlers are installed while the context
+    is open, and only in the main thread, because Python delivers signals to no other.
+
+    Attributes:
+        received (`int`): Number of the signal that this process received, 0 if none.
+        stopped_by (`int`): Number of the signal that stopped the training, 0 until then.
+        alone (`bool`): True if the checkpoint is saved only because of the signal and was not due by schedule.
     """
 
     def __init__(self):
         self.received = self.stopped_by = 0
         self.alone = False
-        self._since = 0.0
-        self._before: dict[int, signal.Handlers] = {}
+        self._received_at = 0.0
+        self._previous_handlers: dict[int, signal.Handlers] = {}
         self._group = None
 
     def __enter__(self) -> "StopOnSignal":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+            self._previous_handlers = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
 
     def __exit__(self, *error) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame) -> None:
         if not self.received:
-            self.received, self._since = number, time.monotonic()
-        elif time.monotonic() - self._since > SAME_SIGNAL_SECONDS:
+            self.received, self._received_at = number, time.monotonic()
+        elif time.monotonic() - self._received_at > SAME_SIGNAL_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def _agreed(self, args) -> int:
-        """The signal that any process has got. Asked over the CPU, so that no accelerator is waited for."""
+    def _agreed_signal(self, args) -> int:
+        """Agree on the signal that any of the processes received. The exchange runs on the CPU to avoid synchronising
+        with the accelerator.
+        """
         if args.world_size == 1:
             return self.received
         if self._group is None:
@@ -62,18 +75,18 @@ class StopOnSignal(TrainerCallback):
         return int(number)
 
     def on_step_end(self, args, state, control, **kwargs):
-        if stopped_by := self._agreed(args):
+        if stopped_by := self._agreed_signal(args):
             self.stopped_by, self.alone = stopped_by, not control.should_save
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
-        """What was received while evaluating or writing the checkpoint needs no further update."""
-        if stopped_by := self._agreed(args):
+        """Stop at once if the signal arrived during evaluation or saving: no further update is needed."""
+        if stopped_by := self._agreed_signal(args):
             self.stopped_by = stopped_by
             control.should_training_stop = True
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        """In the middle of an epoch, which the Trainer ends here, nothing is due that is due at its end."""
+        """Suppress end-of-epoch logging, evaluation and saving if the training was stopped in mid-epoch."""
         if self.stopped_by and state.epoch != int(state.epoch):
             control.should_log = control.should_evaluate = control.should_save = False
         elif control.should_save:
