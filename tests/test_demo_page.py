@@ -123,7 +123,7 @@ def test_a_line_beyond_the_positions_is_cut_and_that_is_said(tokenizer):
     [
         (" \n\n", {}, "There is nothing to translate: the text is empty"),
         ("a\n" * 100, {}, "101 lines, where 100 are allowed"),
-        ("a dog", {"n_best": 3, "num_beams": 2}, "3 translations of a sentence need as many beams, and there are 2"),
+        ("a dog", {"n_best": 3, "num_beams": 2}, r"n_best=3 .*num_beams=2"),
     ],
 )
 def test_what_cannot_be_translated_is_refused(translator, text, options, message):
@@ -208,7 +208,7 @@ def test_the_page_translates(page, translator, pairs):
     ("words", "message"),
     [
         ((" ", 4, 0.6, 1), "the text is empty"),
-        (("a dog", 2, 0.6, 3), "3 translations of a sentence need as many beams"),
+        (("a dog", 2, 0.6, 3), r"n_best=3 .*num_beams=2"),
         (("a dog", 99, 0.6, 1), "greater than maximum value 16"),
         (("a dog", 4, 1000, 1), "greater than maximum value 10"),
     ],

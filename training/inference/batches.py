@@ -1,4 +1,4 @@
-"""Batches of sentences for decoding: of similar length, shared among processes and threads."""
+"""Batches of sentences of similar length, and their distribution among processes and threads."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +11,9 @@ Batch, Result = TypeVar("Batch"), TypeVar("Result")
 
 
 def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
-    """Indices of `lengths` in batches of similar length, each of at most `budget` tokens with padding, longest first.
+    """Batches of indices of `lengths`, each of at most `budget` tokens with padding, longest sentences first.
 
-    A sentence over the budget is a batch of its own; a sentence of no tokens is in no batch.
+    A sentence over the budget is a batch of its own. Empty sentences are left out.
 
     >>> list(token_batches([3, 1, 2, 0], budget=4))
     [[0], [2, 1]]
@@ -31,14 +31,15 @@ def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
 
 
 def share_of_batches(batches: list[list[int]], lengths: list[int], rank: int, processes: int) -> list[list[int]]:
-    """The batches that one of several processes takes, so that all have about as many tokens to do, with padding.
+    """Share of the batches for one process. All shares have about the same number of tokens, padding included.
 
-    The largest batch goes first, each to the process that has least so far; every process finds the same.
+    Batches are assigned greedily: the largest first, each to the least loaded process. The assignment is the same in
+    every process.
 
     Args:
-        batches (`list[list[int]]`): Indices of `lengths`, as of `token_batches`.
-        lengths (`list[int]`): Tokens of every sentence.
-        rank, processes (`int`): Which process of how many.
+        batches (`list[list[int]]`): Batches of indices of `lengths`, as from `token_batches`.
+        lengths (`list[int]`): Number of tokens of each sentence.
+        rank, processes (`int`): Rank of the process, and number of processes.
 
     >>> [share_of_batches([[0], [1, 2], [3]], [9, 4, 3, 1], rank, 2) for rank in (0, 1)]
     [[[0]], [[1, 2], [3]]]
@@ -46,22 +47,22 @@ def share_of_batches(batches: list[list[int]], lengths: list[int], rank: int, pr
     sizes = [len(batch) * max(lengths[index] for index in batch) for batch in batches]
     loads, shares = [0] * processes, [[] for _ in range(processes)]
     for index in sorted(range(len(batches)), key=lambda i: -sizes[i]):
-        least = loads.index(min(loads))
-        loads[least] += sizes[index]
-        shares[least].append(batches[index])
+        least_loaded = loads.index(min(loads))
+        loads[least_loaded] += sizes[index]
+        shares[least_loaded].append(batches[index])
     return shares[rank]
 
 
 def by_threads(work: Callable[[Batch], Result], batches: list[Batch], device: torch.device) -> Iterator[Result]:
-    """Results of `work` on every batch, in order.
+    """Apply `work` to each batch and yield the results in order.
 
-    On a CPU several batches are worked on at once, each with its share of torch's threads: the small products of a
-    decoder's step are done faster side by side than split between threads. The weights are there once.
+    On a CPU, several batches run in parallel threads that share the model's weights, each with its share of torch's
+    threads. The matrix products of a decoding step are too small to be split efficiently among threads.
 
     Args:
-        work (`Callable`): What to do, of which two may run at the same time.
-        batches (`list`): What to do it with, the longest work first.
-        device (`torch.device`): Where it is done.
+        work (`Callable`): Thread-safe function of a batch.
+        batches (`list`): Batches, the most expensive first.
+        device (`torch.device`): Device on which `work` runs.
     """
     threads = torch.get_num_threads()
     workers = min(threads, len(batches)) if device.type == "cpu" else 1
@@ -69,12 +70,12 @@ def by_threads(work: Callable[[Batch], Result], batches: list[Batch], device: to
         yield from map(work, batches)
         return
 
-    def with_its_share(batch: Batch) -> Result:
+    def limited_work(batch: Batch) -> Result:
         torch.set_num_threads(threads // workers)
         return work(batch)
 
     try:
         with ThreadPoolExecutor(workers) as executor:
-            yield from executor.map(with_its_share, batches)
+            yield from executor.map(limited_work, batches)
     finally:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Log probabilities of given translations, token by token."""
+"""Token log probabilities of given translations by forced decoding."""
 
 import torch
 from torch.nn import functional as F
@@ -17,18 +17,18 @@ def id_log_probabilities(
     batch_tokens: int = 4096,
     progress: tqdm | None = None,
 ) -> list[list[float]]:
-    """Natural logarithms of the probabilities of every translation's tokens, by forced decoding.
+    """Natural log probabilities of the tokens of given translations, by forced decoding of token ids.
 
     Args:
-        model (`PreTrainedModel`): In evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint; it pads.
-        sources, targets (`list[list[int]]`): Token ids, as many lists of the one as of the other; a target is without
-            the start token, and with the end token where that is to count.
-        batch_tokens (`int`): Tokens of a batch on its longer side, padding included.
-        progress (`tqdm`, *optional*): Moved on by one a pair.
+        model (`PreTrainedModel`): Model in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the same checkpoint, used for padding.
+        sources, targets (`list[list[int]]`): Token ids of the sentences, lists of equal length. Targets have no start
+            token; their end token is scored if present.
+        batch_tokens (`int`): Tokens per batch on its longer side, padding included.
+        progress (`tqdm`, *optional*): Progress bar, advanced once per pair.
 
     Returns:
-        `list[list[float]]`: For each pair, a number a token of the target.
+        `list[list[float]]`: For each pair, one log probability per target token.
     """
     results: list[list[float]] = [[]] * len(sources)
     for batch in token_batches([max(len(s), len(t)) for s, t in zip(sources, targets)], batch_tokens):
@@ -37,8 +37,8 @@ def id_log_probabilities(
         labels = labels["input_ids"]
         decoder_inputs = model.prepare_decoder_input_ids_from_labels(labels)
         logits = model(**inputs, decoder_input_ids=decoder_inputs).logits.float()
-        found = -F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-        for index, row in zip(batch, found.tolist()):
+        log_probabilities = -F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+        for index, row in zip(batch, log_probabilities.tolist()):
             results[index] = row[: len(targets[index])]
         if progress is not None:
             progress.update(len(batch))
@@ -46,18 +46,18 @@ def id_log_probabilities(
 
 
 class TokenTexts(dict):
-    """The text of every token, found when it is first asked for.
+    """Text of each token, decoded on first access.
 
-    Behind another token, as at the start of a text a space is left out.
+    A token is decoded after another token, because decoding strips the space at the start of a text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
-        self.before = tokenizer("a", add_special_tokens=False)["input_ids"]
-        self.skipped = len(tokenizer.decode(self.before))
+        self._context = tokenizer("a", add_special_tokens=False)["input_ids"]
+        self._context_length = len(tokenizer.decode(self._context))
 
     def __missing__(self, token: int) -> str:
-        self[token] = self.tokenizer.decode([*self.before, token])[self.skipped :]
+        self[token] = self.tokenizer.decode([*self._context, token])[self._context_length :]
         return self[token]
 
 
@@ -69,17 +69,18 @@ def token_log_probabilities(
     batch_tokens: int = 4096,
     progress: tqdm | None = None,
 ) -> list[list[float]]:
-    """Natural logarithms of the probabilities of every translation's tokens, the end token included.
+    """Natural log probabilities of the tokens of given translations, end token included.
 
     Args:
-        model (`PreTrainedModel`): In evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint.
-        sources, translations (`list[str]`): Raw text, as many of the one as of the other.
-        batch_tokens (`int`): Tokens of a batch on its longer side, padding included.
-        progress (`tqdm`, *optional*): Moved on by one a pair.
+        model (`PreTrainedModel`): Model in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the same checkpoint.
+        sources, translations (`list[str]`): Raw sentences, lists of equal length.
+        batch_tokens (`int`): Tokens per batch on its longer side, padding included.
+        progress (`tqdm`, *optional*): Progress bar, advanced once per pair.
 
     Returns:
-        `list[list[float]]`: For each pair, a number a token. Their sum is `-loss` times their count.
+        `list[list[float]]`: For each pair, one log probability per target token. Their sum is `-loss` times the
+            number of tokens.
     """
     encoded = [[tokenizer(text)["input_ids"] for text in side] for side in (sources, translations)]
     return id_log_probabilities(model, tokenizer, *encoded, batch_tokens, progress)

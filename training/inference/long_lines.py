@@ -1,8 +1,8 @@
-"""Cut a line that is too long for the model into pieces that are not, where a reader would pause.
+"""Split lines that are too long for the model at the ends of sentences and clauses.
 
-The rule knows no language and no abbreviations. A sentence ends after `. ! ? …`, or their likes in other scripts, with
-closing quotes or brackets, where white space follows; none has to after `。！？`. A clause ends in the same way after
-a comma, semicolon, colon or dash.
+The rules are independent of the language and know no abbreviations. A sentence ends at `. ! ? …` or their equivalents
+in other scripts, followed by optional closing quotes or brackets and by white space. White space is optional after the
+full-width `。！？`. A clause ends in the same way at a comma, semicolon, colon or dash.
 """
 
 import re
@@ -15,7 +15,7 @@ CLOSING_WIDE = "[」』”’）】》]*"
 
 
 def _pause(marks: str, wide_marks: str) -> re.Pattern:
-    # A run of marks is looked at from its beginning only, lest a line of full stops takes quadratic time.
+    # A run of marks matches only from its beginning; otherwise a line of full stops would take quadratic time.
     return re.compile(rf"(?<![{marks}])[{marks}]++{CLOSING}\s+|[{wide_marks}]+{CLOSING_WIDE}\s*")
 
 
@@ -25,19 +25,18 @@ SPACE = re.compile(r"\s+")
 
 
 def split_line(text: str, size: Callable[[str], int], limit: int) -> list[str]:
-    """Pieces of a line, in order, none larger than `limit`; only white space between them is left out.
+    """Split a line into pieces of at most `limit` tokens. Only white space between pieces is dropped.
 
-    A line that fits stays as it is. Another is cut at every sentence end. A sentence that is still too long is cut at
-    the clause end that is nearest to its middle, or if it has none at such white space, and so are its parts, until
-    they fit.
+    A line within the limit is returned whole. A longer line is split at every sentence end. A sentence that is still
+    too long is split recursively at the clause end nearest to its middle, or at white space if it has no clause end.
 
     Args:
-        text (`str`): A line.
-        size (`Callable[[str], int]`): Tokens of a text.
-        limit (`int`): Most tokens of a piece.
+        text (`str`): Line to split.
+        size (`Callable[[str], int]`): Function that counts the tokens of a text.
+        limit (`int`): Maximum number of tokens per piece.
 
     Raises:
-        ValueError: A stretch without white space is too long.
+        ValueError: A stretch of text without white space exceeds the limit.
 
     >>> split_line("Nein! Er kam, sah und ging.", size=len, limit=15)
     ['Nein!', 'Er kam,', 'sah und ging.']
@@ -50,11 +49,11 @@ def split_line(text: str, size: Callable[[str], int], limit: int) -> list[str]:
 
 
 def _halve(text: str, size: Callable[[str], int], limit: int) -> list[str]:
-    if (found := size(text)) <= limit:
+    if (tokens := size(text)) <= limit:
         return [text]
-    for end in (CLAUSE_END, SPACE):
-        cuts = [match.end() for match in end.finditer(text) if match.end() < len(text)]
+    for boundary in (CLAUSE_END, SPACE):
+        cuts = [match.end() for match in boundary.finditer(text) if match.end() < len(text)]
         if cuts:
             middle = min(cuts, key=lambda cut: abs(2 * cut - len(text)))
             return [piece for part in (text[:middle], text[middle:]) for piece in _halve(part.strip(), size, limit)]
-    raise ValueError(f"{found} tokens without white space to split them at, where {limit} are allowed: {text[:60]!r}")
+    raise ValueError(f"{tokens} tokens without white space to split them at, where {limit} are allowed: {text[:60]!r}")

@@ -1,4 +1,4 @@
-"""Token ids in, translations out: a batch of sentences through `generate()`, with scores and log probabilities."""
+"""Translate batches of token ids through `generate()`, with scores and log probabilities."""
 
 import contextlib
 from collections import defaultdict
@@ -24,13 +24,13 @@ from .loading import position_limit
 
 @dataclass
 class Sampling:
-    """How to draw translations.
+    """Sampling parameters.
 
     Args:
-        temperature (`float`): Divides the logits.
-        top_k (`int`, *optional*): Draw from so many likeliest tokens.
-        top_p (`float`, *optional*): Draw from the likeliest tokens that have this probability together.
-        seed (`int`): Of the random numbers.
+        temperature (`float`): Divisor of the logits.
+        top_k (`int`, *optional*): Number of most probable tokens to sample from.
+        top_p (`float`, *optional*): Probability mass of the most probable tokens to sample from.
+        seed (`int`): Random seed.
     """
 
     temperature: float = 1.0
@@ -39,7 +39,7 @@ class Sampling:
     seed: int = 0
 
     def warpers(self) -> LogitsProcessorList:
-        """What changes the distribution, in the library's order."""
+        """Logits warpers for these parameters, in the order that transformers applies them."""
         warpers = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
         if self.top_k is not None:
             warpers.append(TopKLogitsWarper(self.top_k))
@@ -49,13 +49,13 @@ class Sampling:
 
 
 class SeededDraw(LogitsProcessor):
-    """Leaves of every row's next tokens only one, drawn by random numbers of that row's own.
+    """Sample the next token of each row with a random generator of its own; all other tokens get a score of -inf.
 
-    So what is drawn for a sentence does not depend on the sentences beside it, up to rounding of the logits.
+    The sample of a sentence does not depend on the rest of the batch, up to rounding of the logits.
 
     Args:
-        sampling (`Sampling`): How to draw.
-        keys (`list[tuple[int, ...]]`): What makes a row's random numbers, besides the seed.
+        sampling (`Sampling`): Sampling parameters.
+        keys (`list[tuple[int, ...]]`): One key per row, which seeds its generator together with `sampling.seed`.
     """
 
     def __init__(self, sampling: Sampling, keys: list[tuple[int, ...]]):
@@ -63,11 +63,15 @@ class SeededDraw(LogitsProcessor):
         self.generators = [np.random.default_rng([sampling.seed, *key]) for key in keys]
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """`input_ids` `(rows, tokens)`, `scores` `(rows, vocabulary)`."""
-        sums = self.warpers(input_ids, scores).float().softmax(-1).cumsum(-1)
+        """Sample from `scores` `(rows, vocabulary)`, given `input_ids` `(rows, tokens)`."""
+        cumulative = self.warpers(input_ids, scores).float().softmax(-1).cumsum(-1)
         draws = [[generator.random(dtype=np.float32)] for generator in self.generators]
-        drawn = torch.searchsorted(sums, torch.tensor(draws, device=sums.device) * sums[:, -1:], right=True)
-        last = (sums < sums[:, -1:]).sum(-1, keepdim=True)  # the last possible one, should the product be rounded up
+        drawn = torch.searchsorted(
+            cumulative, torch.tensor(draws, device=cumulative.device) * cumulative[:, -1:], right=True
+        )
+        last = (cumulative < cumulative[:, -1:]).sum(
+            -1, keepdim=True
+        )  # the last token of non-zero probability: the product may be rounded up
         return torch.full_like(scores, -torch.inf).scatter(1, drawn.minimum(last), 0.0)
 
 
@@ -76,9 +80,9 @@ class Request:
     """A sentence to translate.
 
     Args:
-        ids (`list[int]`): Its tokens, with the end token.
-        prefix (`list[int]`): Tokens that every translation begins with.
-        key (`tuple[int, ...]`): Tells it from others where translations are drawn at random.
+        ids (`list[int]`): Source tokens, with the end token.
+        prefix (`list[int]`): Target tokens that every translation must begin with.
+        key (`tuple[int, ...]`): Key of the sentence's random generators in sampling.
     """
 
     ids: list[int]
@@ -88,12 +92,12 @@ class Request:
 
 @dataclass
 class Translation:
-    """One translation of a sentence.
+    """Translation of a sentence.
 
     Args:
-        text (`str`): Without special tokens.
-        score (`float`): What the search ranks it by; of greedy search and samples, the log probability.
-        tokens (`list[tuple[str, float]]`): Every token's text and log probability, the end token's too.
+        text (`str`): Text without special tokens.
+        score (`float`): Score of beam search; for greedy search and sampling, the log probability.
+        tokens (`list[tuple[str, float]]`): Text and log probability of each token, end token included.
     """
 
     text: str = ""
@@ -102,11 +106,11 @@ class Translation:
 
     @property
     def log_probability(self) -> float:
-        return sum(number for _, number in self.tokens)
+        return sum(log_probability for _, log_probability in self.tokens)
 
     @classmethod
     def joined(cls, pieces: list["Translation"]) -> "Translation":
-        """Of a line from those of its pieces."""
+        """Join the translations of the pieces of a line."""
         if len(pieces) == 1:
             return pieces[0]
         tokens = [token for piece in pieces for token in piece.tokens]
@@ -114,23 +118,23 @@ class Translation:
 
 
 class Search:
-    """Translates batches of sentences, best translation first.
+    """Translate batches of sentences by beam search, greedy search or sampling.
 
     Args:
-        models (`list[PreTrainedModel]`): In evaluation mode; several decode together, as an ensemble.
-        tokenizer (`PreTrainedTokenizerBase`): Of them all.
-        batch_tokens (`int`): Source tokens of a batch, padding included.
-        n_best (`int`): Translations of each sentence.
-        sampling (`Sampling`, *optional*): Draw translations, instead of searching for them.
-        scores, log_probabilities (`bool`): Whether translations have these.
-        **generate_kwargs: For `generate()`.
+        models (`list[PreTrainedModel]`): Models in evaluation mode; several models decode as an ensemble.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer shared by all models.
+        batch_tokens (`int`): Source tokens per batch, padding included.
+        n_best (`int`): Translations per sentence.
+        sampling (`Sampling`, *optional*): Parameters for sampling; search if not given.
+        scores, log_probabilities (`bool`): Compute the scores and the log probabilities of the translations.
+        **generate_kwargs: Options of `generate()`.
 
     Raises:
-        ValueError: The search does not have as many beams as translations to give, or an ensemble is asked for what
-            only one model has.
+        ValueError: `n_best` exceeds the number of beams, or log probabilities are requested from an ensemble.
     """
 
-    # Where the library's own loop gives scores it keeps those of the whole vocabulary at every step.
+    # The beam search of transformers returns sequence scores only if it stores the scores of the whole vocabulary at
+    # each step. A batch is then split into this many parts to limit memory.
     PARTS_WITH_SCORES = 8
 
     def __init__(
@@ -148,11 +152,13 @@ class Search:
         self.n_best, self.sampling = n_best, sampling
         beams = generate_kwargs.get("num_beams") or self.model.generation_config.num_beams or 1
         if sampling is None and n_best > beams:
-            raise ValueError(f"{n_best} translations of a sentence need as many beams, and there are {beams}.")
+            raise ValueError(f"n_best={n_best} needs at least {n_best} beams, got num_beams={beams}.")
         self.search_scores = scores and beams > 1 and sampling is None
         self.log_probabilities = log_probabilities or (scores and not self.search_scores)
         if self.log_probabilities and len(models) > 1:
-            raise ValueError("Log probabilities are of one model; several have a score, of beam search.")
+            raise ValueError(
+                f"Log probabilities need a single model, got an ensemble of {len(models)}, which has beam scores only."
+            )
         self.options = {**generate_kwargs, "num_return_sequences": n_best}
         if sampling is not None:
             self.options |= {"do_sample": True, "num_beams": 1}
@@ -162,7 +168,7 @@ class Search:
         self.token_texts = TokenTexts(tokenizer)
 
     def batches(self, requests: list[Request]) -> list[list[int]]:
-        """Indices of requests that can be translated together: of similar length, and with prefixes as long."""
+        """Indices of requests in batches of similar source length and equal prefix length."""
         groups = defaultdict(list)
         for index, request in enumerate(requests):
             groups[len(request.prefix)].append(index)
@@ -173,7 +179,7 @@ class Search:
         ]
 
     def longest_output(self, source_tokens: int) -> int | None:
-        """Tokens that a translation of so many may have, its prefix included; `None` where nothing says so."""
+        """Maximum length of a translation of `source_tokens` tokens, prefix included; `None` if there is no limit."""
         config = self.options.get("generation_config", self.model.generation_config).to_dict()
         config |= {name: value for name, value in self.options.items() if value is not None}
         limits = []
@@ -182,21 +188,21 @@ class Search:
                 limits.append(config["max_length"] - 1)
             elif config.get("max_extra_tokens") is not None:
                 limits.append(source_tokens + config["max_extra_tokens"])
-        if (places := position_limit(self.model)) is not None:
-            limits.append(places - 1)
+        if (positions := position_limit(self.model)) is not None:
+            limits.append(positions - 1)
         return min(limits, default=None)
 
     def translate(
         self, requests: list[Request], rank: int = 0, processes: int = 1
     ) -> Iterator[tuple[int, list[Translation]]]:
-        """Translate requests batch by batch, several batches at once on a CPU.
+        """Translate requests batch by batch; on a CPU, several batches in parallel.
 
         Args:
-            requests (`list[Request]`): In any order; the same in every process.
-            rank, processes (`int`): Which share of the batches to take, of how many.
+            requests (`list[Request]`): Requests in any order, identical in all processes.
+            rank, processes (`int`): Rank of this process, and number of processes that share the batches.
 
         Yields:
-            The index of a request, and its translations as of [`__call__`].
+            The index of a request and its translations, as returned by [`__call__`].
         """
         lengths = [len(request.ids) for request in requests]
         batches = share_of_batches(self.batches(requests), lengths, rank, processes)
@@ -208,31 +214,34 @@ class Search:
                 yield from zip(batch, translations)
 
     def __call__(self, requests: list[Request]) -> list[list[Translation]]:
-        """`n_best` translations of each sentence, best first; samples in the order drawn. One batch, prefixes of one
-        length."""
+        """Translate one batch of requests whose prefixes have the same length.
+
+        Returns:
+            `list[list[Translation]]`: `n_best` translations of each sentence, best first; samples in the order drawn.
+        """
         outputs, scores = self._generate(requests)
         texts = self.tokenizer.batch_decode(outputs, skip_special_tokens=True)
         sources = [request.ids for request in requests for _ in range(self.n_best)]
         sequences: list[list[int]] = [[]] * len(outputs)
-        numbers: list[list[float]] = [[]] * len(outputs)
+        log_probabilities: list[list[float]] = [[]] * len(outputs)
         if self.log_probabilities:
-            sequences = [self._produced(*pair) for pair in zip(outputs, sources)]
-            numbers = id_log_probabilities(self.model, self.tokenizer, sources, sequences, self.batch_tokens)
+            sequences = [self._generated_tokens(*pair) for pair in zip(outputs, sources)]
+            log_probabilities = id_log_probabilities(self.model, self.tokenizer, sources, sequences, self.batch_tokens)
         if scores is None:
-            scores = [sum(row) for row in numbers]
+            scores = [sum(row) for row in log_probabilities]
         translations = [
-            Translation(text, score, [(self.token_texts[token], number) for token, number in zip(sequence, row)])
-            for text, score, sequence, row in zip(texts, scores, sequences, numbers)
+            Translation(text, score, [(self.token_texts[token], value) for token, value in zip(sequence, row)])
+            for text, score, sequence, row in zip(texts, scores, sequences, log_probabilities)
         ]
         return [translations[i : i + self.n_best] for i in range(0, len(translations), self.n_best)]
 
     @torch.no_grad()
     def _generate(self, requests: list[Request]) -> tuple[list[list[int]], list[float] | None]:
-        """Sequences, `n_best` for each sentence, and their scores where the search has them."""
+        """Generate `n_best` sequences per sentence, and their scores if the search returns them."""
         if self.keeps_all_scores and len(requests) > 1:
             size = -(-len(requests) // self.PARTS_WITH_SCORES)
             parts = [self._generate_at_once(requests[i : i + size]) for i in range(0, len(requests), size)]
-            return [row for part, _ in parts for row in part], [number for _, part in parts for number in part]
+            return [row for part, _ in parts for row in part], [score for _, part in parts for score in part]
         return self._generate_at_once(requests)
 
     def _generate_at_once(self, requests: list[Request]) -> tuple[list[list[int]], list[float] | None]:
@@ -244,25 +253,26 @@ class Search:
             prefixes = [[start, *request.prefix] for request in requests]
             options["decoder_input_ids"] = torch.tensor(prefixes, device=self.model.device)
         if self.sampling is not None:
-            keys = [(*request.key, number) for request in requests for number in range(self.n_best)]
+            keys = [(*request.key, sample) for request in requests for sample in range(self.n_best)]
             options["logits_processor"] = LogitsProcessorList([SeededDraw(self.sampling, keys)])
         if not self.search_scores:
             return self.model.generate(**inputs, **options).tolist(), None
         options |= {"return_dict_in_generate": True, "output_scores": self.keeps_all_scores}
-        found = self.model.generate(**inputs, **options)
-        if found.sequences_scores is None and not self.keeps_all_scores:  # the library's own loop has them only then
+        output = self.model.generate(**inputs, **options)
+        # transformers' own beam search returns sequence scores only together with all scores.
+        if output.sequences_scores is None and not self.keeps_all_scores:
             self.keeps_all_scores = True
             return self._generate(requests)
-        return found.sequences.tolist(), found.sequences_scores.tolist()
+        return output.sequences.tolist(), output.sequences_scores.tolist()
 
-    def _produced(self, output: list[int], source: list[int]) -> list[int]:
-        """The tokens of an output between the start token and what fills it up, the end token included.
+    def _generated_tokens(self, output: list[int], source: list[int]) -> list[int]:
+        """Strip the start token and the padding from an output, and keep the end token.
 
-        One without an end token goes on to its greatest length; behind that, all is filling, and of beam search may be
-        end tokens.
+        An output without an end token extends to its maximum length. All tokens after it are padding, which may
+        consist of end tokens after beam search.
         """
         longest = self.longest_output(len(source))
         tokens = output[1:] if longest is None else output[1 : 1 + longest]
-        ends = self.model.generation_config.eos_token_id
-        ends = [ends] if isinstance(ends, int) else ends or []
-        return tokens[: 1 + next((i for i, token in enumerate(tokens) if token in ends), len(tokens))]
+        end_tokens = self.model.generation_config.eos_token_id
+        end_tokens = [end_tokens] if isinstance(end_tokens, int) else end_tokens or []
+        return tokens[: 1 + next((i for i, token in enumerate(tokens) if token in end_tokens), len(tokens))]

@@ -1,4 +1,4 @@
-"""Translate raw sentences in memory, order kept."""
+"""Translate raw sentences in memory, in their order."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -12,7 +12,7 @@ from .search import Request, Search
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, sentences: list[str]) -> list[list[int]]:
-    """Token ids of sentences, end token included; none for what is empty or only white space."""
+    """Token ids of sentences, end token included. Sentences that are empty or white space have no ids."""
     texts = [sentence for sentence in sentences if sentence.strip()]
     ids = iter(tokenizer(texts)["input_ids"] if texts else [])
     return [next(ids) if sentence.strip() else [] for sentence in sentences]
@@ -27,43 +27,43 @@ def translate(
     progress: tqdm | None = None,
     **generate_kwargs,
 ) -> list[str]:
-    """Translations of raw sentences, in their order.
+    """Translate raw sentences.
 
     Args:
-        model (`PreTrainedModel`): In evaluation mode. Its `generation_config` says how to search, and how long an
-            output may be.
-        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint.
-        sentences (`list[str]`): Raw text. An empty sentence gives an empty translation.
-        batch_tokens (`int`): Source tokens of a batch, padding included.
-        progress (`tqdm`, *optional*): Moved on by one a sentence.
-        **generate_kwargs: For `generate()`.
+        model (`PreTrainedModel`): Model in evaluation mode. Its `generation_config` defines the search and the maximum
+            length of the output.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the same checkpoint.
+        sentences (`list[str]`): Raw sentences. The translation of an empty sentence is empty.
+        batch_tokens (`int`): Source tokens per batch, padding included.
+        progress (`tqdm`, *optional*): Progress bar, advanced once per sentence.
+        **generate_kwargs: Options of `generate()`.
 
     Returns:
-        `list[str]`: As many as `sentences`.
+        `list[str]`: One translation per sentence, in the same order.
 
     Raises:
-        ValueError: A sentence is longer than the model's learned positions.
+        ValueError: A sentence has more tokens than the model has learned positions.
     """
     ids = encode(tokenizer, sentences)
     _check_lengths(model, sentences, ids)
     search = Search([model], tokenizer, batch_tokens, **generate_kwargs)
     translations = [""] * len(sentences)
     if progress is not None:
-        progress.update(sum(not i for i in ids))
-    for index, found in search.translate([Request(i) for i in ids]):
-        translations[index] = found[0].text
+        progress.update(sum(not tokens for tokens in ids))
+    for index, candidates in search.translate([Request(tokens) for tokens in ids]):
+        translations[index] = candidates[0].text
         if progress is not None:
             progress.update()
     return translations
 
 
 def _check_lengths(model: PreTrainedModel, sentences: list[str], ids: list[list[int]]) -> None:
-    """Raises ValueError for a sentence that does not fit a learned position table."""
-    room = position_limit(model)
+    """Raise ValueError for a sentence that exceeds the learned position table."""
+    limit = position_limit(model)
     for sentence, tokens in zip(sentences, ids):
-        if room is not None and len(tokens) > room:
+        if limit is not None and len(tokens) > limit:
             raise ValueError(
-                f"A sentence has {len(tokens)} tokens, and the model's learned positions end at {room}: "
+                f"A sentence has {len(tokens)} tokens, and the model's learned positions end at {limit}: "
                 f"{sentence[:60]!r}..."
             )
 
@@ -71,7 +71,7 @@ def _check_lengths(model: PreTrainedModel, sentences: list[str], ids: list[list[
 def translate_lines(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lines: Iterable[str], window: int, **kwargs
 ) -> Iterator[str]:
-    """Translations of a stream of lines, in order and in constant memory: `window` lines are sorted at a time."""
+    """Translate a stream of lines in order and in constant memory. `window` lines are sorted by length at a time."""
     lines = iter(lines)
     while chunk := list(islice(lines, window)):
         yield from translate(model, tokenizer, chunk, **kwargs)

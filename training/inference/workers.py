@@ -1,4 +1,4 @@
-"""Several processes on one task, each with a device of its own: by torchrun, `accelerate launch`, or started here."""
+"""Data-parallel inference in several processes, started by torchrun, `accelerate launch` or `launch`."""
 
 import os
 import signal
@@ -15,41 +15,42 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 Result = TypeVar("Result")
 
-# A process waits for the slowest; one that died is noticed by what started them.
-PATIENCE = timedelta(days=1)
+# Processes wait for the slowest. The launcher, not this timeout, detects a process that died.
+TIMEOUT = timedelta(days=1)
 
 
 class Processes:
-    """The processes that work together, as one of them sees it; by itself where nothing has started several.
+    """Process group of a command, as seen by one of its processes. A process without a launcher is a group of one.
 
     Args:
-        cpu (`bool`): Stay on the CPU where there is an accelerator.
+        cpu (`bool`): Use the CPU even if there is an accelerator.
 
     Attributes:
-        rank (`int`), count (`int`): Which of how many this is.
-        device (`torch.device`): Its own.
+        rank (`int`): Rank of this process.
+        count (`int`): Number of processes.
+        device (`torch.device`): Device of this process.
 
     Raises:
-        ValueError: Several were started, but cannot work together on this kind of device.
+        ValueError: Several processes were started, but they cannot communicate on this type of device.
     """
 
     def __init__(self, cpu: bool = False):
         cpu = cpu or not torch.accelerator.is_available()
-        self.state = PartialState(cpu=cpu, timeout=PATIENCE)
+        self.state = PartialState(cpu=cpu, timeout=TIMEOUT)
         self.rank, self.count = self.state.process_index, self.state.num_processes
         self.device = torch.device("cpu") if cpu else self.state.device
         if self.count != (started := int(os.environ.get("WORLD_SIZE", 1))):
-            raise ValueError(f"{started} processes were started, which cannot work together on {self.device.type}.")
+            raise ValueError(f"{started} processes were started, but they cannot communicate on {self.device.type}.")
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns in this process, once all have done theirs.
+        """Run `work` in all processes, wait for all of them, and return the result of this process.
 
-        If it raises in some process, all end: the first of them raises its error, the others leave without a word and
-        with the status 0, so that whoever started them sees the one that says what is wrong.
+        If `work` raises in any process, all processes exit. The lowest-ranked failed process raises its error. The
+        others exit silently with status 0, so that the launcher reports that one error.
         """
         result = error = None
         try:
@@ -64,24 +65,24 @@ class Processes:
         raise SystemExit(0)
 
     def gather(self, items: list) -> list:
-        """The lists of all processes as one, in the order of their ranks, in every process."""
+        """Concatenate the lists of all processes in the order of their ranks. Every process gets the result."""
         return gather_object(items) if self.count > 1 else items
 
     def end(self) -> None:
-        """Part from the others, when all work is done."""
+        """Wait for all processes, then destroy the process group."""
         if self.count > 1:
             self.state.wait_for_everyone()
             self.state.destroy_process_group()
 
 
 def launch(processes: int, module: str, argv: list[str]) -> None:
-    """Run `python -m module argv` in several processes of this machine, by torchrun, and wait for them.
+    """Run `python -m module argv` in several processes on this machine by torchrun, and wait for them.
 
-    Each has its share of the threads that this process would have.
+    The threads of this process are divided equally among them.
 
     Raises:
-        ChildProcessError: A signal ended one of them; the others are ended too.
-        SystemExit: One of them failed, and has said why.
+        ChildProcessError: A signal killed one of the processes; the others are terminated too.
+        SystemExit: One of the processes failed, after printing its error.
     """
     arguments = torchrun.parse_args(["--standalone", "--nproc-per-node", str(processes), "--module", module, *argv])
     try:
@@ -92,4 +93,4 @@ def launch(processes: int, module: str, argv: list[str]) -> None:
         if failure.exitcode > 0:
             raise SystemExit(failure.exitcode) from None
         name = signal.Signals(-failure.exitcode).name
-        raise ChildProcessError(f"{name} ended process {rank} of {processes}, and with it the others.") from None
+        raise ChildProcessError(f"{name} killed process {rank} of {processes}; the others were terminated.") from None
