@@ -1,10 +1,10 @@
-"""Sentence pairs of a small English-German grammar, for the demo and the tests: no download, any amount.
+"""Generate English-German sentence pairs from a small grammar, for the demo and the tests.
 
-German needs what the Transformer has attention and positions for: the verb moves (second in a main clause, last in a
-subordinate one, split in two around the objects by a perfect, a modal or a separable prefix), the subject trades
-places with it after an adverb, and articles and adjectives agree with their noun in gender, case and number, which the
-English words do not show. The grammar's sentences number far more than anybody will generate, so test sentences are
-new to the model.
+German word order and agreement exercise attention and positions. The verb is second in a main clause and last in a
+subordinate clause. A perfect, a modal verb or a separable prefix splits it around the objects. The subject follows the
+verb after an adverb. Articles and adjectives agree with their noun in gender, case and number, which English does not
+mark. The grammar yields far more sentences than are ever generated, and the splits share none, so the model has not
+seen the test sentences.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Noun:
-    """An English noun and its plural, the German gender (m, f, n), noun and plural."""
+    """English noun and its plural; gender (m, f, n), noun and plural in German."""
 
     english: str
     english_plural: str
@@ -32,7 +32,9 @@ class Noun:
 
 @dataclass(frozen=True)
 class Verb:
-    """English: base, third person, participle. German: third person, plural, infinitive, participle, prefix."""
+    """Forms of a verb: base, third person and participle in English; third person, plural, infinitive, participle and
+    separable prefix in German.
+    """
 
     base: str
     third: str
@@ -105,7 +107,7 @@ ADJECTIVES = [
 ADVERBS = [("today", "heute"), ("often", "oft"), ("now", "jetzt"), ("in the evening", "am Abend")]
 CONJUNCTIONS = [("because", "weil"), ("although", "obwohl"), ("while", "während")]
 
-# German endings by case, then masculine, feminine, neuter, plural.
+# German endings by case, in the order masculine, feminine, neuter, plural.
 ARTICLES = {
     "nominative": ("der", "die", "das", "die"),
     "accusative": ("den", "die", "das", "die"),
@@ -131,7 +133,7 @@ ADJECTIVE_MIXED = {
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """A determiner ("the", "this", "a" or "my"), perhaps an adjective (English and German), and a noun."""
+    """Determiner ("the", "this", "a" or "my"), optional adjective (English and German) and noun."""
 
     determiner: str
     adjective: tuple[str, str] | None
@@ -161,7 +163,7 @@ class NounPhrase:
 
 @dataclass(frozen=True)
 class Clause:
-    """Subject, verb and objects, in the present, the perfect or with a modal verb."""
+    """Clause of subject, verb and objects, in the present, in the perfect or with a modal verb."""
 
     subject: NounPhrase
     verb: Verb
@@ -194,7 +196,7 @@ class Clause:
         return [accusative, "to", self.dative.in_english()]
 
     def in_german(self, adverb: str = "", subordinate: bool = False) -> str:
-        """Verb last when `subordinate`; otherwise verb second, behind `adverb` or else behind the subject."""
+        """Inflect the clause. The verb is last if `subordinate`; otherwise second, after `adverb` or the subject."""
         finite, tail = self._german_verb(subordinate)
         subject = self.subject.in_german("nominative")
         dative = [self.dative.in_german("dative")] if self.dative else []
@@ -205,7 +207,7 @@ class Clause:
         return " ".join([*start, *objects, *tail])
 
     def _german_verb(self, subordinate: bool) -> tuple[str, list[str]]:
-        """The finite verb, and what stands at the end of the clause."""
+        """Finite verb, and the participle, infinitive or prefix at the end of the clause."""
         plural = self.subject.plural
         if self.tense == "perfect":
             return ("haben" if plural else "hat"), [self.verb.german_participle]
@@ -240,7 +242,7 @@ def random_clause(rng: random.Random) -> Clause:
 
 
 def random_pair(rng: random.Random) -> tuple[str, str]:
-    """One English sentence and its German translation."""
+    """Generate an English sentence and its German translation."""
     clause = random_clause(rng)
     english, german = clause.in_english(), clause.in_german()
     if rng.random() < 0.3:
@@ -248,14 +250,14 @@ def random_pair(rng: random.Random) -> tuple[str, str]:
         english, german = f"{adverb} {english}", clause.in_german(german_adverb)
     if rng.random() < 0.35:
         conjunction, german_conjunction = rng.choice(CONJUNCTIONS)
-        reason = random_clause(rng)
-        english = f"{english} {conjunction} {reason.in_english()}"
-        german = f"{german}, {german_conjunction} {reason.in_german(subordinate=True)}"
+        second_clause = random_clause(rng)
+        english = f"{english} {conjunction} {second_clause.in_english()}"
+        german = f"{german}, {german_conjunction} {second_clause.in_german(subordinate=True)}"
     return english[0].upper() + english[1:] + ".", german[0].upper() + german[1:] + "."
 
 
 def generate_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """`count` pairs with different English sides, the same for the same seed."""
+    """Generate `count` pairs with distinct English sentences, reproducibly for a seed."""
     rng = random.Random(seed)
     pairs: dict[str, str] = {}
     while len(pairs) < count:
@@ -290,11 +292,11 @@ def write_demo_data(
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani demo-data`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani demo-data", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="where train, val and test go, as .en and .de")
+    parser.add_argument("folder", help="folder for the .en and .de files of train, val and test")
     parser.add_argument("--train", type=int, default=20_000, help="training pairs (%(default)s)")
     parser.add_argument("--val", type=int, default=500, help="validation pairs (%(default)s)")
     parser.add_argument("--test", type=int, default=500, help="test pairs (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
     args = parser.parse_args(argv)
     for split, paths in write_demo_data(args.folder, args.train, args.val, args.test, args.seed).items():
         print(f"{split}: {paths[0]}, {paths[1]}")

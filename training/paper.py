@@ -1,12 +1,17 @@
-"""Numbers of the paper that several modules share: Table 3, its training and its search."""
+"""Numbers of the paper that several modules share: results of Table 3, training and beam search."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PaperRow:
-    """What a row of Table 3 reports, of newstest2013; `parameters` in millions, `None` where the paper leaves a blank
-    (as base)."""
+    """Results of a row of Table 3 on newstest2013.
+
+    Attributes:
+        perplexity (`float`): Perplexity per token.
+        bleu (`float`): BLEU.
+        parameters (`int`, *optional*): Millions of parameters; `None` where the paper leaves a blank (as for base).
+    """
 
     perplexity: float
     bleu: float
@@ -45,7 +50,7 @@ GENERATION = {"num_beams": 4, "length_penalty_form": "gnmt", "length_penalty": 0
 
 
 def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
-    """Peak of the paper's schedule (section 5.3), reached at step `warmup_steps`.
+    """Peak learning rate of the paper's schedule (section 5.3), reached at step `warmup_steps`.
 
     >>> round(paper_learning_rate(512, 4000), 6)
     0.000699
@@ -54,7 +59,7 @@ def paper_learning_rate(d_model: int, warmup_steps: int) -> float:
 
 
 def inverse_sqrt_factor(step: int, warmup_steps: int) -> float:
-    """The paper's schedule (section 5.3) over its peak, at optimiser step `step`, counted from 1.
+    """Learning rate of the paper's schedule (section 5.3) relative to its peak, at step `step`, counted from 1.
 
     >>> inverse_sqrt_factor(1, 4000), inverse_sqrt_factor(4000, 4000), inverse_sqrt_factor(16000, 4000)
     (0.00025, 1.0, 0.5)

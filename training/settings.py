@@ -1,5 +1,6 @@
-"""Settings of the process, made before torch is imported."""
+"""Environment variables of the commands, set before torch is imported."""
 
-# oneDNN compiles a kernel for every shape of a matrix product. By default it keeps 1,024 of them, and PyTorch as many
-# again for each thread and kind of product, half a megabyte each; but shapes change with every batch and step.
+# oneDNN compiles a kernel for each shape of a matrix product. By default it caches 1,024 of them, and PyTorch as many
+# again per thread and type of product, at half a megabyte each. Caching hardly pays here, because the shapes change
+# with every batch and step.
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "16"}

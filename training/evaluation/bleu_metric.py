@@ -1,4 +1,4 @@
-"""BLEU as a module for `evaluate.load`: works offline, computes with sacreBLEU, and reports its signature."""
+"""BLEU by sacreBLEU with its signature, as an offline module for `evaluate.load`."""
 
 import datasets
 import evaluate
@@ -8,9 +8,9 @@ import sacrebleu
 CITATION = """@inproceedings{post-2018-call, title = {A Call for Clarity in Reporting {BLEU} Scores},
 author = {Post, Matt}, booktitle = {WMT}, year = {2018}, url = {https://aclanthology.org/W18-6319}}"""
 
-DESCRIPTION = """Corpus BLEU by sacreBLEU. With `tokenize="13a"` (the default) on raw text, this is the figure to
-compare between papers. With `tokenize="none"` on text that is already tokenised, it is "tokenised BLEU", which depends
-on that tokenisation and must not be compared with the former."""
+DESCRIPTION = """Corpus BLEU by sacreBLEU. With `tokenize="13a"` (the default) on raw text, the score is comparable
+across papers. With `tokenize="none"` on tokenised text, the score is "tokenised BLEU". It depends on the tokenisation
+and must not be compared with the former."""
 
 
 class Bleu(evaluate.Metric):
@@ -24,13 +24,14 @@ class Bleu(evaluate.Metric):
         return evaluate.MetricInfo(
             description=DESCRIPTION,
             citation=CITATION,
-            inputs_description="predictions: translations; references: for each, a list of references, equally many.",
+            inputs_description="predictions: translations; references: for each translation, a list of equal length.",
             features=datasets.Features(features),
         )
 
     def _compute(self, predictions, references, tokenize="13a", lowercase=False):
-        if len({len(group) for group in references}) != 1:
-            raise ValueError("Every translation needs the same number of references.")
+        counts = sorted({len(group) for group in references})
+        if len(counts) != 1:
+            raise ValueError(f"references: expected equally many for every translation, got {counts}.")
         metric = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
         result = metric.corpus_score(predictions, [list(stream) for stream in zip(*references)])
         return {

@@ -1,14 +1,18 @@
-"""Compound-split BLEU: the count behind the paper's scores (section 6.1), not to be compared with sacreBLEU.
+"""Compound-split BLEU, the metric of the paper (section 6.1). It is not comparable with sacreBLEU.
 
-It comes from a chain of scripts that the authors published as `get_ende_bleu.sh`: typographic quotes and full-width
-punctuation become plain (`replace-unicode-punctuation.perl`), Moses tokenises (`tokenizer.perl -l de`), what a hyphen
-joins is split into `left ##AT##-##AT## right`, and `multi-bleu.perl` counts n-grams. Splitting makes three words,
-often right ones, out of one, which is why the figure is mostly higher than sacreBLEU's of the same output.
+The authors published it as a chain of scripts, `get_ende_bleu.sh`:
 
-This module rewrites what those scripts do to German and English text. One thing differs: the German opening quote „
-becomes a plain one too, as in the references that the authors had, which were prepared so beforehand.
+1. `replace-unicode-punctuation.perl` replaces typographic quotes and full-width punctuation by ASCII.
+2. The Moses tokeniser (`tokenizer.perl -l de`) splits the text into tokens.
+3. Hyphenated compounds are split into `left ##AT##-##AT## right`.
+4. `multi-bleu.perl` computes BLEU.
 
-Nothing of the package is imported here, so that `evaluate` can copy the file beside a metric.
+Splitting turns one token into three, often matching ones, so the score is usually higher than sacreBLEU's.
+
+This module reimplements the effect of those scripts on German and English text, with one difference: the German
+opening quote „ is replaced as well, as it was in the authors' references.
+
+The module imports nothing from this package, so that `evaluate` can copy the file beside a metric.
 """
 
 import re
@@ -45,8 +49,8 @@ _APOSTROPHES = {
 _ESCAPES = {"&": "&amp;", "|": "&#124;", "<": "&lt;", ">": "&gt;", "'": "&apos;", '"': "&quot;"}
 _ESCAPES = str.maketrans({**_ESCAPES, "[": "&#91;", "]": "&#93;"})
 
-# Behind these, Moses leaves a full stop where it is, in the middle of a line. Words with a full stop inside (z.B, U.S)
-# need no entry, and neither do words before a small letter.
+# Moses does not split a full stop from these abbreviations in the middle of a line. Words with an internal full stop
+# (z.B, U.S) and words before a lower-case letter need no entry.
 _TITLES = (
     "Adj Adm Adv Art Asst Bart Bldg Brig Bros Capt Cmdr Col Comdr Con Corp Cpl DR Dr Ens Gen Gov Hon Hosp Insp Lt MM "
     "MR MRS MS Maj Messrs Mlle Mme Mr Mrs Ms Msgr No Nos Nr Op Ord Pfc Ph Prof Pvt Rep Reps Res Rev Rt Sen Sens Sfc "
@@ -58,7 +62,7 @@ _GERMAN = (
 )
 _ENGLISH = "Apr Aug Dec Drs Feb Hr Jan Jul Jun Mar Nov Oct Rs Sep rev v"
 _ROMAN = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI XVII XVIII XIX XX"
-_ORDINALS = {str(number) for number in range(1, 100)}  # the 3. of German is English's 3rd
+_ORDINALS = {str(number) for number in range(1, 100)}  # German writes 3rd as 3.
 _ONLY_BEFORE_NUMBERS = {"de": set(), "en": {"No", "Art", "pp"}}
 _ABBREVIATIONS = {
     "de": {*ascii_letters, *f"{_TITLES} {_GERMAN} {_ROMAN} {_ROMAN.lower()}".split()} | _ORDINALS,
@@ -67,7 +71,7 @@ _ABBREVIATIONS = {
 
 
 def plain_punctuation(text: str) -> str:
-    """Typographic quotes, the ellipsis and full-width punctuation and digits as their plain counterparts.
+    """Replace typographic quotes, the ellipsis, and full-width punctuation and digits by their ASCII counterparts.
 
     >>> plain_punctuation("„Ja“, sagte sie…")
     '"Ja", sagte sie...'
@@ -76,19 +80,19 @@ def plain_punctuation(text: str) -> str:
 
 
 def moses_tokenize(text: str, language: str = "de") -> str:
-    """Words and punctuation of a line with spaces between them, special characters escaped, as Moses has it.
+    """Tokenise a line like Moses: separate words and punctuation by spaces, and escape special characters.
 
     Args:
         text (`str`): One line of raw text.
-        language (`str`): One of `LANGUAGES`. It matters for apostrophes and abbreviations.
+        language (`str`): One of `LANGUAGES`; it determines the rules for apostrophes and abbreviations.
 
     >>> moses_tokenize("Dr. Weiß zahlt 3,5 Mio. Euro, sagt er.")
     'Dr. Weiß zahlt 3,5 Mio. Euro , sagt er .'
     """
-    # The order is that of Perl's: every kind of space first, then control characters, which leave no space behind.
+    # In the order of the Perl script: normalise white space, then delete control characters without a space.
     text = regex.sub(r"[\x00-\x1f]", "", regex.sub(r"\s+", " ", text)).strip(" ")
     text = _SPECIAL.sub(r" \1 ", re.sub(" +", " ", text))
-    # Several full stops are one word. Control characters are gone, so that one of them can stand for each.
+    # A run of full stops is one token. NUL can stand for each of them, since control characters are gone.
     text = re.sub(r"\.{2,}", lambda dots: f" {chr(0) * len(dots[0])} ", text)
     for pattern, replacement in [*_COMMAS, *_APOSTROPHES[language]]:
         text = pattern.sub(replacement, text)
@@ -98,7 +102,7 @@ def moses_tokenize(text: str, language: str = "de") -> str:
 
 
 def _split_full_stops(words: list[str], language: str) -> list[str]:
-    """Full stops set apart from the words that they end, but not from abbreviations."""
+    """Split full stops from the ends of words, except abbreviations."""
     result = []
     for word, following in zip(words, [*words[1:], None]):
         stem = word[:-1]
@@ -109,7 +113,7 @@ def _split_full_stops(words: list[str], language: str) -> list[str]:
 
 
 def _keeps_stop(stem: str, following: str, language: str) -> bool:
-    """Whether the full stop behind `stem` belongs to it, going by the word that follows on the line."""
+    """True if the full stop after `stem` is part of an abbreviation, given the following word of the line."""
     if "." in stem and regex.search(_ALPHA, stem):
         return True
     if stem in _ABBREVIATIONS[language] or regex.match(r"\p{Lowercase}", following):
@@ -118,10 +122,10 @@ def _keeps_stop(stem: str, following: str, language: str) -> bool:
 
 
 def split_compounds(text: str) -> str:
-    """What a hyphen joins, as three words.
+    """Split hyphenated compounds into three tokens.
 
-    Like the script, this takes bytes for characters and does not look back over what it has replaced: of two hyphens
-    with a single ASCII letter between them, the second stays.
+    Like the original script, the pattern works on bytes, and matches do not overlap: of two hyphens around a single
+    ASCII letter, the second is not split.
 
     >>> split_compounds("ein rot-weißes Auto")
     'ein rot ##AT##-##AT## weißes Auto'
@@ -130,23 +134,23 @@ def split_compounds(text: str) -> str:
 
 
 class CompoundSplitBLEU(BLEU):
-    """sacreBLEU's BLEU without smoothing, over words as section 6.1 has them: the arithmetic of `multi-bleu.perl`.
+    """BLEU by sacreBLEU without smoothing, as in `multi-bleu.perl`, on compound-split tokens (section 6.1).
 
     Args:
-        language (`str`, *optional*): One of `LANGUAGES`; `None` for text that Moses has tokenised already, of which
-            only the compounds are to be split.
+        language (`str`, *optional*): One of `LANGUAGES`; `None` if the text is already tokenised by Moses, so that
+            only the compounds have to be split.
         lowercase (`bool`): Ignore case.
     """
 
     def __init__(self, language: str | None = "de", lowercase: bool = False):
         if language not in (*LANGUAGES, None):
-            raise ValueError(f"Compound-split BLEU knows the languages {', '.join(LANGUAGES)}, got {language!r}.")
+            raise ValueError(f"Compound-split BLEU supports the languages {', '.join(LANGUAGES)}, got {language!r}.")
         super().__init__(lowercase=lowercase, force=True, tokenize="none", smooth_method="none")
         self.language = language
         self.tokenizer_signature = f"moses-{language}+atat" if language else "none+atat"
 
     def _preprocess_segment(self, sent: str) -> str:
-        # The one place that sacreBLEU's metrics have for this. Case goes last: abbreviations are told by it.
+        # The preprocessing hook of sacreBLEU's metrics. Lowercasing comes last, because abbreviations depend on case.
         text = sent if self.language is None else moses_tokenize(plain_punctuation(sent), self.language)
         text = split_compounds(text)
         return text.lower() if self.lowercase else text

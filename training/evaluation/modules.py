@@ -1,4 +1,4 @@
-"""The modules of `evaluate` that ship with the package, and BLEU of files by them."""
+"""The `evaluate` modules of the package, and BLEU of files."""
 
 from importlib import resources
 
@@ -8,12 +8,12 @@ from ..data.readers import read_parallel
 
 
 def load_bleu() -> evaluate.EvaluationModule:
-    """The BLEU module that ships with the package, through `evaluate`."""
+    """Load the BLEU module of the package through `evaluate`."""
     return _load("bleu_metric.py")
 
 
 def load_metrics() -> evaluate.EvaluationModule:
-    """The module of all metrics that ships with the package, through `evaluate`."""
+    """Load the module of all metrics of the package through `evaluate`."""
     return _load("translation_metric.py")
 
 
@@ -26,13 +26,14 @@ def score(hypotheses: str, references: list[str], tokenized: bool = False, lower
     """BLEU of a file of translations.
 
     Args:
-        hypotheses (`str`): File of translations, one a line.
-        references (`list[str]`): Files of references, parallel to it.
-        tokenized (`bool`): The text is already tokenised: count its words as they are (tokenised BLEU).
+        hypotheses (`str`): File of translations, one per line.
+        references (`list[str]`): Files of references, parallel to `hypotheses`.
+        tokenized (`bool`): The text is already tokenised: compute tokenised BLEU.
         lowercase (`bool`): Ignore case.
 
     Returns:
-        The name of the `metric`, its `score`, sacreBLEU's `signature`, and what the score is made of.
+        The name of the `metric`, the number of `sentences`, the `score`, sacreBLEU's `signature`, and the components
+        of the score: `precisions`, `brevity_penalty`, `hypothesis_length` and `reference_length`.
     """
     predictions, groups = read_parallel(hypotheses, references)
     result = load_bleu().compute(

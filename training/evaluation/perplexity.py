@@ -1,4 +1,4 @@
-"""Perplexity of references under a model: of their tokens, and of their words."""
+"""Perplexity of references under a model, per token and per word."""
 
 import math
 
@@ -19,37 +19,40 @@ def perplexities(
     batch_tokens: int = 4096,
     name: str = "",
 ) -> list[Figure]:
-    """Perplexity per token and per word: e to the mean negative log probability that the model gives to references.
+    """Perplexity per token and per word: the exponential of the mean negative log probability of the references.
 
-    Both count the end of each sentence, once as a token and once as a word, as its probability is part of the sum.
-    Words are what white space separates. Per token is what Table 3 reports, and depends on the vocabulary: models
-    with different ones can only be compared per word. Labels are not smoothed. One that no float can hold is `inf`.
+    The end of each sentence counts as one token and as one word, because its probability is part of the sum. Words are
+    separated by white space. Table 3 reports perplexity per token, which depends on the vocabulary: models with
+    different vocabularies are comparable only per word. Labels are not smoothed. On overflow, the perplexity is `inf`.
 
     Args:
-        model (`PreTrainedModel`): In evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint.
-        sources (`list[str]`): Raw text.
-        references (`list[list[str]]`): Lists of references, each parallel to `sources`; all of them count.
-        n_bootstrap (`int`): Resamples of the sentences for the intervals; 0 for none.
-        batch_tokens (`int`): Tokens of a batch on its longer side, padding included.
-        name (`str`): Of the model, for the signature.
+        model (`PreTrainedModel`): Model in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the same checkpoint.
+        sources (`list[str]`): Raw sentences.
+        references (`list[list[str]]`): Reference streams, each parallel to `sources`; all of them are scored.
+        n_bootstrap (`int`): Bootstrap resamples for the confidence intervals; 0 for no intervals.
+        batch_tokens (`int`): Tokens per batch on its longer side, padding included.
+        name (`str`): Name of the model for the signature.
+
+    Returns:
+        `list[Figure]`: The perplexity per token and the perplexity per word.
     """
-    costs, tokens, words = (np.zeros(len(sources)) for _ in range(3))
+    negative_log_probabilities, tokens, words = (np.zeros(len(sources)) for _ in range(3))
     with tqdm(total=len(sources) * len(references), unit=" pairs", desc="Perplexity") as progress:
         for stream in references:
-            found = token_log_probabilities(model, tokenizer, sources, stream, batch_tokens, progress)
-            costs -= [math.fsum(numbers) for numbers in found]
-            tokens += [len(numbers) for numbers in found]
+            log_probabilities = token_log_probabilities(model, tokenizer, sources, stream, batch_tokens, progress)
+            negative_log_probabilities -= [math.fsum(row) for row in log_probabilities]
+            tokens += [len(row) for row in log_probabilities]
             words += [len(text.split()) + 1 for text in stream]
     figures = []
     for unit, counts in (("token", tokens), ("word", words)):
-        with np.errstate(over="ignore"):  # too large for a float, it is inf
-            score = float(np.exp(costs.sum() / counts.sum()))
-            interval = ratio_interval(np.exp, costs, counts, n_bootstrap)
+        with np.errstate(over="ignore"):  # the result is inf
+            score = float(np.exp(negative_log_probabilities.sum() / counts.sum()))
+            interval = ratio_interval(np.exp, negative_log_probabilities, counts, n_bootstrap)
         signature = f"nrefs:{len(references)}|unit:{unit}|end:counted"
         if interval is not None:
             signature += f"|bs:{n_bootstrap}|seed:{current_seed()}"
-        details = {"count": int(counts.sum()), "log_probability": -float(costs.sum())}
+        details = {"count": int(counts.sum()), "log_probability": -float(negative_log_probabilities.sum())}
         signature += f"|model:{name}"
         figures.append(Figure(f"perplexity per {unit}", score, signature, interval, details, "lower is better."))
     return figures

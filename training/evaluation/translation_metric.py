@@ -1,4 +1,4 @@
-"""BLEU, chrF, TER and compound-split BLEU for `evaluate.load`: offline, the figures of `hf-vaswani score`."""
+"""BLEU, chrF, TER and compound-split BLEU, as in `hf-vaswani score`, as an offline module for `evaluate.load`."""
 
 import datasets
 import evaluate
@@ -10,14 +10,14 @@ from .metrics import DEFAULT_METRICS, METRICS, build_metrics, measure, seeded
 CITATION = """@inproceedings{post-2018-call, title = {A Call for Clarity in Reporting {BLEU} Scores},
 author = {Post, Matt}, booktitle = {WMT}, year = {2018}, url = {https://aclanthology.org/W18-6319}}"""
 
-DESCRIPTION = f"""The figures of machine translation by sacreBLEU, each with its signature: {", ".join(METRICS)}.
-compound-bleu is the count of "Attention Is All You Need" (Moses tokens of {" or ".join(LANGUAGES)}, hyphenated
+DESCRIPTION = f"""Machine translation metrics by sacreBLEU, each with its signature: {", ".join(METRICS)}.
+compound-bleu is the metric of "Attention Is All You Need" (Moses tokenisation for {" or ".join(LANGUAGES)}, hyphenated
 compounds split), which must not be compared with sacreBLEU."""
 
 
 class TranslationMetrics(evaluate.Metric):
     """`compute(predictions=[...], references=[[...], ...], metrics=[...], tokenize="13a", lowercase=False,
-    language="de", n_bootstrap=0, seed=None)`: a dictionary by the name of each metric."""
+    language="de", n_bootstrap=0, seed=None)` returns a dictionary for each metric, by name."""
 
     def _info(self):
         features = {
@@ -27,7 +27,7 @@ class TranslationMetrics(evaluate.Metric):
         return evaluate.MetricInfo(
             description=DESCRIPTION,
             citation=CITATION,
-            inputs_description="predictions: translations; references: for each, a list of references, equally many.",
+            inputs_description="predictions: translations; references: for each translation, a list of equal length.",
             features=datasets.Features(features),
         )
 
@@ -42,8 +42,9 @@ class TranslationMetrics(evaluate.Metric):
         n_bootstrap=0,
         seed=None,
     ):
-        if len({len(group) for group in references}) != 1:
-            raise ValueError("Every translation needs the same number of references.")
+        counts = sorted({len(group) for group in references})
+        if len(counts) != 1:
+            raise ValueError(f"references: expected equally many for every translation, got {counts}.")
         streams = [list(stream) for stream in zip(*references)]
         results = {}
         for name in metrics:
