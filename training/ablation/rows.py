@@ -43,7 +43,9 @@ def base_config(model_args: ModelArguments, scale: Fraction = Fraction(1)) -> Va
     """
     if model_args.model != "base" or model_args.init_from:
         name, value = ("init_from", model_args.init_from) if model_args.init_from else ("model", model_args.model)
-        raise ValueError(f"{name}={value}: the rows of Table 3 modify a new base model, expected model=base alone.")
+        raise ValueError(
+            f"{name}={value}: the rows of Table 3 modify a new base model, expected model=base and no init_from."
+        )
     overrides = model_args.model_overrides or {}
     try:
         fields = model_fields(VaswaniConfig.from_table3("base", **overrides))

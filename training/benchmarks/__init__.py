@@ -1,1 +1,1 @@
-"""What is measured, side by side with a peer, in one command each."""
+"""Benchmarks, one command each."""

@@ -1,22 +1,22 @@
-"""Time and memory of the data's way from text to batches, at the size of WMT14 English-German and beyond.
+"""Benchmark the time and memory of data preparation, from text to batches, at the size of WMT14 English-German.
 
     python -m training.benchmarks.data --pairs 4500000
     python -m training.benchmarks.data --pairs 4500000 36000000 --plan-only
 
-The pairs are synthetic. Source lengths in words are log-normal (median 19, sigma 0.65, at most 200), a target has the
-length of its source times a log-normal factor (median 1, sigma 0.2); words are drawn by Zipf's law from 60,000 made-up
-ones. With the vocabulary of 37,000 that is learned from the first pairs, a side has about 26 tokens on average, as in
-section 5.1's data.
+The pairs are synthetic. Source lengths in words are log-normal (median 19, sigma 0.65, at most 200). The length of a
+target is that of its source times a log-normal factor (median 1, sigma 0.2). Words are drawn from 60,000 made-up ones
+by Zipf's law. A vocabulary of 37,000 is learned from the first pairs. Sentences then have about 26 tokens on average,
+like the data of section 5.1.
 
-Each size is worked through twice, by processes of their own: the first start reads (and writes the cache), tokenises
-(with `--num-proc` workers), filters, orders by length (bucketing) and plans an epoch; the second is the start of
-`hf-vaswani train`, which finds all in the cache, and ends with its first batch. With `--plan-only`, lengths alone are
-drawn, and bucketing and plan measured.
+Each size is measured twice, in separate processes. The first start reads the text and writes the cache, tokenises
+(with `--num-proc` workers), filters, sorts by length (bucketing) and plans an epoch. The second start is that of
+`hf-vaswani train` up to its first batch, with everything in the cache. With `--plan-only`, only lengths are drawn, and
+only bucketing and planning are measured.
 
-Memory is that of the process and its workers, at its peak in a stage: what is theirs alone and their parts of what
-they share (Linux's Pss_Anon), looked at every 50 ms. Pages of the memory-mapped files, which the system may take back
-at any time, are counted apart (Pss_File). Bytes a pair are the difference to the run of `--base` pairs. The times of a
-second start leave the imports out. The last line is one JSON object.
+Memory is the peak of the process and its workers during a stage, sampled every 50 ms: anonymous memory, with shared
+pages counted proportionally (Pss_Anon of Linux). Pages of memory-mapped files, which the system can reclaim at any
+time, are reported separately (Pss_File). Bytes per pair are relative to the run with `--base` pairs. The time of the
+second start excludes imports. The last line is one JSON object.
 """
 
 import argparse
@@ -45,19 +45,19 @@ from ..trainer.run import log_size, make_trainer
 
 MEDIAN, SIGMA, FACTOR_SIGMA, LONGEST = 19, 0.65, 0.2, 200  # words
 VOCABULARY, SUBWORDS = 60_000, 37_000
-SAMPLE = 100_000  # pairs that the vocabulary is learned from, and that are written at a time
-TOKENS_PER_WORD = 1.15  # what the lengths of --plan-only are multiplied by, plus the end token
+SAMPLE = 100_000  # pairs from which the vocabulary is learned, and pairs per written block
+TOKENS_PER_WORD = 1.15  # factor for the lengths of --plan-only, to which the end token is added
 
 
 def draw_lengths(pairs: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Words of sources and targets, int32 of shape `(pairs,)` each."""
+    """Draw the number of words of each source and target, int32 of shape `(pairs,)` each."""
     source = random.lognormal(np.log(MEDIAN), SIGMA, pairs)
     target = source * random.lognormal(0, FACTOR_SIGMA, pairs)
     return tuple(np.clip(side, 1, LONGEST).astype(np.int32) for side in (source, target))
 
 
-def words(random: np.random.Generator) -> list[str]:
-    """Made-up words of syllables, the frequent ones short; some appear twice."""
+def make_words(random: np.random.Generator) -> list[str]:
+    """Make up words of random syllables. Frequent words are short, and some words occur twice."""
     syllables = ["".join(parts) for parts in zip("bdfghjklmnprstvwz" * 5, "aeiou" * 17, "nrslt" * 17)]
     sizes = 1 + (np.log(np.arange(VOCABULARY) + 2) / 4).astype(int)
     drawn, ends = random.integers(len(syllables), size=sizes.sum()), np.cumsum(sizes)
@@ -65,12 +65,12 @@ def words(random: np.random.Generator) -> list[str]:
 
 
 def write_pairs(folder: Path, pairs: int, seed: int) -> list[str]:
-    """Two text files of synthetic pairs, unless they are there already."""
+    """Write synthetic pairs to two text files, unless the files already exist."""
     files = [folder / f"{pairs}.{side}" for side in ("source", "target")]
     if all(file.exists() for file in files):
         return [str(file) for file in files]
     random = np.random.default_rng(seed)
-    vocabulary = words(random)
+    vocabulary = make_words(random)
     cumulative = np.cumsum(1 / np.arange(1, VOCABULARY + 1))
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(open(f"{file}.partial", "w", encoding="utf-8")) for file in files]
@@ -86,36 +86,36 @@ def write_pairs(folder: Path, pairs: int, seed: int) -> list[str]:
 
 
 class Memory(threading.Thread):
-    """Watches a process and all that come from it, from outside.
+    """Thread that samples the memory of a process and its descendants.
 
     Attributes:
-        anonymous, mapped (`int`): The most bytes seen since `reset`: of their own, and of files' pages.
+        anonymous, mapped (`int`): Peak bytes of anonymous memory and of mapped files since `reset`.
     """
 
     def __init__(self, process: int):
         super().__init__(daemon=True)
-        self.process, self.over = process, threading.Event()
+        self.process, self.stopped = process, threading.Event()
         self.reset()
 
     def reset(self) -> None:
         self.anonymous = self.mapped = 0
 
     def run(self) -> None:
-        while not self.over.wait(0.05):
+        while not self.stopped.wait(0.05):
             self.look()
 
     def look(self) -> None:
-        found = {"Anon": 0, "File": 0}
+        usage = {"Anon": 0, "File": 0}
         for process in descendants(self.process):
-            with contextlib.suppress(OSError):  # it may have ended meanwhile
+            with contextlib.suppress(OSError):  # the process may have ended meanwhile
                 rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
-                for kind in found:
-                    found[kind] += 1024 * int(re.search(rf"^Pss_{kind}: +(\d+) kB", rollup, re.MULTILINE)[1])
-        self.anonymous, self.mapped = max(self.anonymous, found["Anon"]), max(self.mapped, found["File"])
+                for kind in usage:
+                    usage[kind] += 1024 * int(re.search(rf"^Pss_{kind}: +(\d+) kB", rollup, re.MULTILINE)[1])
+        self.anonymous, self.mapped = max(self.anonymous, usage["Anon"]), max(self.mapped, usage["File"])
 
 
 def descendants(process: int) -> Iterator[int]:
-    """The process and all that come from it."""
+    """Ids of a process and all its descendants."""
     yield process
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{process}/task").iterdir():
@@ -124,36 +124,36 @@ def descendants(process: int) -> Iterator[int]:
 
 
 def first_start(stage, args: argparse.Namespace, files: list[str], vocabulary: str) -> None:
-    """From text to the plan of an epoch."""
+    """Measure the stages from text to the plan of an epoch."""
     tokenizer = AutoTokenizer.from_pretrained(vocabulary)
     pairs = stage("reading", load_pairs, files, "source", "target")
     pairs = stage("tokenising", tokenize, pairs, tokenizer, args.num_proc)
     pairs, report = stage("filtering", filter_by_length, pairs, args.max_length, args.max_ratio)
-    both = stage("lengths", lengths, pairs)
-    plan(stage, args, both)
-    print(f"{report}; {both[0].mean():.1f} source and {both[1].mean():.1f} target tokens on average", flush=True)
+    tokens = stage("lengths", lengths, pairs)
+    plan(stage, args, tokens)
+    print(f"{report}; {tokens[0].mean():.1f} source and {tokens[1].mean():.1f} target tokens on average", flush=True)
 
 
-def plan(stage, args: argparse.Namespace, both: tuple[np.ndarray, np.ndarray]) -> None:
-    """Bucketing and one epoch's batches; the sampler stays while the epoch is planned."""
-    sampler = stage("bucketing", TokenBudgetSampler, *both, args.tokens, args.tokens)
+def plan(stage, args: argparse.Namespace, tokens: tuple[np.ndarray, np.ndarray]) -> None:
+    """Measure bucketing and the planning of one epoch, for the numbers of source and target tokens of each pair."""
+    sampler = stage("bucketing", TokenBudgetSampler, *tokens, args.tokens, args.tokens)
     planned = stage("epoch", lambda: sum(map(len, sampler)))
-    if planned != len(both[0]):
-        raise AssertionError(f"{planned} pairs are in the epoch's batches, of {len(both[0])}.")
+    if planned != len(tokens[0]):
+        raise AssertionError(f"The batches of the epoch have {planned} pairs, expected {len(tokens[0])}.")
 
 
 def second_start(stage, args: argparse.Namespace, files: list[str], vocabulary: str) -> None:
-    """What `hf-vaswani train` does until the first batch of a model of base size, with the checksums of its files."""
-    words = ["--train_files", *files, "--source_lang", "source", "--target_lang", "target"]
-    words += ["--tokenizer_from", vocabulary]
-    words += ["--max_length", str(args.max_length), "--max_length_ratio", str(args.max_ratio)]
-    words += ["--num_proc", str(args.num_proc)] if args.num_proc else []
-    words += ["--source_tokens_per_update", str(args.tokens), "--target_tokens_per_update", str(args.tokens)]
-    words += ["--tokens_per_device", str(args.tokens), "--report_to", "none"]
+    """Measure `hf-vaswani train` up to the first batch of the base model, checksums of the files included."""
+    argv = ["--train_files", *files, "--source_lang", "source", "--target_lang", "target"]
+    argv += ["--tokenizer_from", vocabulary]
+    argv += ["--max_length", str(args.max_length), "--max_length_ratio", str(args.max_ratio)]
+    argv += ["--num_proc", str(args.num_proc)] if args.num_proc else []
+    argv += ["--source_tokens_per_update", str(args.tokens), "--target_tokens_per_update", str(args.tokens)]
+    argv += ["--tokens_per_device", str(args.tokens), "--report_to", "none"]
 
     def first_batch():
         with tempfile.TemporaryDirectory() as run:
-            trainer = make_trainer(*parse_arguments([*words, "--output_dir", run]), checkpoint=None)
+            trainer = make_trainer(*parse_arguments([*argv, "--output_dir", run]), checkpoint=None)
             log_size(trainer)
             return next(iter(trainer.get_train_dataloader()))
 
@@ -161,20 +161,20 @@ def second_start(stage, args: argparse.Namespace, files: list[str], vocabulary: 
 
 
 def plan_only(stage, args: argparse.Namespace, pairs: int) -> None:
-    """Bucketing and plan of lengths that are drawn, a block at a time."""
+    """Measure bucketing and planning on lengths drawn block by block."""
 
     def draw():
-        random, both = np.random.default_rng(args.seed), np.empty((2, pairs), np.int32)
+        random, tokens = np.random.default_rng(args.seed), np.empty((2, pairs), np.int32)
         for start in range(0, pairs, SAMPLE):
             block = draw_lengths(min(SAMPLE, pairs - start), random)
-            both[:, start : start + SAMPLE] = np.minimum(np.multiply(block, TOKENS_PER_WORD) + 1, args.max_length)
-        return both[0], both[1]
+            tokens[:, start : start + SAMPLE] = np.minimum(np.multiply(block, TOKENS_PER_WORD) + 1, args.max_length)
+        return tokens[0], tokens[1]
 
     plan(stage, args, stage("lengths", draw))
 
 
 def work(connection, cache: str, job: Callable) -> None:
-    """A process that does the job, and says where each of its stages ends, and what it took in seconds."""
+    """Run a job in a process of its own, and send the name and the seconds of each of its stages."""
     datasets.config.HF_DATASETS_CACHE = Path(cache)
     datasets.disable_progress_bars()
 
@@ -191,30 +191,30 @@ def work(connection, cache: str, job: Callable) -> None:
 
 
 def measure(cache: str, job: Callable) -> dict[str, dict]:
-    """Seconds and peak bytes of each stage of a job."""
+    """Measure the seconds and peak bytes of each stage of a job."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, cache, job))
+    connection, worker_connection = context.Pipe()
+    process = context.Process(target=work, args=(worker_connection, cache, job))
     process.start()
-    theirs.close()
-    memory, found = Memory(process.pid), {}
+    worker_connection.close()
+    memory, figures = Memory(process.pid), {}
     memory.start()
     try:
-        while (name := ours.recv()) is not None:
+        while (name := connection.recv()) is not None:
             memory.reset()
-            ours.send(None)
-            seconds = ours.recv()
+            connection.send(None)
+            seconds = connection.recv()
             memory.look()
-            found[name] = {"seconds": round(seconds, 2), "bytes": memory.anonymous, "mapped": memory.mapped}
-            print(f"{name:<12} {json.dumps(found[name])}", flush=True)
+            figures[name] = {"seconds": round(seconds, 2), "bytes": memory.anonymous, "mapped": memory.mapped}
+            print(f"{name:<12} {json.dumps(figures[name])}", flush=True)
     finally:
-        memory.over.set()
+        memory.stopped.set()
         process.join()
-    return found
+    return figures
 
 
 def measure_pairs(args: argparse.Namespace, folder: Path, pairs: int) -> dict[str, dict]:
-    """All stages at one size."""
+    """Measure all stages at one size."""
     print(f"{pairs:,} pairs", flush=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="cache-") as cache:
         if args.plan_only:
@@ -223,13 +223,13 @@ def measure_pairs(args: argparse.Namespace, folder: Path, pairs: int) -> dict[st
         if not vocabulary.exists():
             learn_vocabulary(files, vocabulary)
         inputs = {"args": args, "files": files, "vocabulary": str(vocabulary)}
-        found = measure(cache, partial(first_start, **inputs))
-        found["cache on disk"] = {"bytes": sum(path.stat().st_size for path in Path(cache).rglob("*"))}
-        return found | measure(cache, partial(second_start, **inputs))
+        figures = measure(cache, partial(first_start, **inputs))
+        figures["cache on disk"] = {"bytes": sum(path.stat().st_size for path in Path(cache).rglob("*"))}
+        return figures | measure(cache, partial(second_start, **inputs))
 
 
 def learn_vocabulary(files: list[str], folder: Path) -> None:
-    """A tokenizer of the first pairs, saved."""
+    """Train a tokenizer on the first pairs and save it."""
     texts = []
     for file in files:
         with open(file, encoding="utf-8") as stream:
@@ -238,7 +238,7 @@ def learn_vocabulary(files: list[str], folder: Path) -> None:
 
 
 def bytes_a_pair(figures: dict[str, dict], base: dict[str, dict], pairs: int) -> dict[str, float]:
-    """What a stage's peak has grown by against the base run, for each of the pairs that it has more."""
+    """Growth of the peak memory of each stage relative to the base run, in bytes per additional pair."""
     return {
         name: round((figures[name]["bytes"] - base[name]["bytes"]) / pairs, 1)
         for name in figures
@@ -250,17 +250,17 @@ def main(argv: list[str] | None = None) -> None:
     """`python -m training.benchmarks.data`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[4_500_000], help="sizes (%(default)s)")
-    parser.add_argument("--base", type=int, default=100_000, help="pairs of the run to compare with (%(default)s)")
-    parser.add_argument("--plan-only", action="store_true", help="draw lengths, no text")
-    parser.add_argument("--num-proc", type=int, help="processes that tokenise")
-    parser.add_argument("--tokens", type=int, default=3125, help="of a batch on one side (%(default)s)")
-    parser.add_argument("--max-length", type=int, default=256, help="(%(default)s)")
-    parser.add_argument("--max-ratio", type=float, default=1.5, help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
-    parser.add_argument("--folder", type=Path, help="for the text files, which are kept; a temporary one otherwise")
+    parser.add_argument("--base", type=int, default=100_000, help="pairs of the baseline run (%(default)s)")
+    parser.add_argument("--plan-only", action="store_true", help="draw lengths instead of text")
+    parser.add_argument("--num-proc", type=int, help="tokenisation workers")
+    parser.add_argument("--tokens", type=int, default=3125, help="tokens per batch on each side (%(default)s)")
+    parser.add_argument("--max-length", type=int, default=256, help="longest sentence in tokens (%(default)s)")
+    parser.add_argument("--max-ratio", type=float, default=1.5, help="largest length ratio of a pair (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="folder to keep the text files in (default: a temporary folder)")
     args = parser.parse_args(argv)
     if min(args.pairs) <= args.base or args.base < 1:
-        parser.error(f"--pairs must be more than --base, {args.base}, and that positive")
+        parser.error(f"--pairs must be more than --base, and --base at least 1, got {min(args.pairs)} and {args.base}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

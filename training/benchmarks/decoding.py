@@ -1,14 +1,14 @@
-"""Beam search of the same weights by this package, by MarianMT under transformers' `generate()`, and by CTranslate2.
+"""Benchmark beam search by this package, by MarianMT in transformers and by CTranslate2, with the same weights.
 
     python -m training.benchmarks.decoding --model base_size --sources test.en --references test.de
 
-A model of base size with outputs of natural lengths can be made from a small trained one, by `grow.py`.
+`enlarge.py` turns a small trained model into one of base size whose outputs have natural lengths.
 
-Every system searches with a beam of 4: this package as in the paper (section 6.1), a batch a thread, the others by
-their own defaults. Each takes the fastest of several batch sizes, on sentences sorted by length, found by a process of
-its own; the process that is measured does nothing but load the weights and search. Repetitions are interleaved;
-medians are reported with the range. Only the search is timed, from token ids to token ids. The last line is one JSON
-object.
+All systems search with 4 beams. This package searches as in the paper (section 6.1), with one batch per thread; the
+others use their own defaults. Each system uses its fastest batch size on sentences sorted by length. A separate
+process selects the batch size; the measured process only loads the weights and searches. Repetitions are interleaved,
+and medians are reported with the range. Only the search is timed, from token ids to token ids. The last line is one
+JSON object.
 """
 
 import argparse
@@ -57,16 +57,19 @@ def clean(sequence: list[int], special: set[int]) -> list[int]:
 
 
 def batched(search_batch: Callable, tokenizer, batches: Callable, in_threads: bool = False) -> Search:
-    """A search over all sentences from one over a batch of token tensors; several batches at once if `in_threads`."""
+    """Turn a search over a batch of token tensors into one over all sentences.
+
+    With `in_threads`, batches run in parallel threads.
+    """
 
     def search(sentences: list[list[int]]) -> list[list[int]]:
         def work(batch):
             return search_batch(tokenizer.pad({"input_ids": [sentences[i] for i in batch]}, return_tensors="pt"))
 
         outputs: list = [None] * len(sentences)
-        made = batches(sentences)
-        results = by_threads(work, made, torch.device("cpu")) if in_threads else map(work, made)
-        for batch, result in zip(made, results):
+        index_batches = batches(sentences)
+        results = by_threads(work, index_batches, torch.device("cpu")) if in_threads else map(work, index_batches)
+        for batch, result in zip(index_batches, results):
             for index, output in zip(batch, result.tolist()):
                 outputs[index] = clean(output, set(tokenizer.all_special_ids))
         return outputs
@@ -138,7 +141,7 @@ LOADERS = {"ours": load_ours, "marian": load_marian, "ctranslate2": load_ctransl
 
 
 def convert(system: str, checkpoint: str, folder: str) -> None:
-    """Writes the weights of a checkpoint as a system reads them."""
+    """Convert the weights of a checkpoint to the format of a system."""
     from .peers import to_ctranslate2, to_marian
 
     name, dtype = system.split("-")
@@ -153,7 +156,7 @@ def convert(system: str, checkpoint: str, folder: str) -> None:
 
 
 def matrix_product_share(search: Search, sentences: list[list[int]]) -> float:
-    """Share of the time that PyTorch spends in matrix products, in one thread."""
+    """Share of the time that PyTorch spends in matrix products, measured in one thread."""
     torch.set_num_threads(1)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         search(sentences)
@@ -163,7 +166,7 @@ def matrix_product_share(search: Search, sentences: list[list[int]]) -> float:
 
 
 def choose(connection, system: str, checkpoint: str, folder: str, threads: int, sentences: list[list[int]]) -> None:
-    """A process that converts the weights and says which batch size is the fastest."""
+    """Convert the weights and select the fastest batch size, in a process of its own."""
     torch.set_num_threads(threads)
     name, dtype = system.split("-")
     times = {}
@@ -174,14 +177,14 @@ def choose(connection, system: str, checkpoint: str, folder: str, threads: int, 
             start = time.perf_counter()
             search(sentences)
             times[label] = time.perf_counter() - start
-    except (ImportError, ValueError) as error:  # not installed, or a type that it does not have for this processor
+    except (ImportError, ValueError) as error:  # not installed, or the type is not supported on this processor
         connection.send({"skipped": str(error)})
         return
     connection.send({"batch": min(times, key=times.get)})
 
 
 def work(connection, system: str, folder: str, threads: int, sentences: list[list[int]], batch: str) -> None:
-    """A process that searches whenever it is told to, and in the end says what memory that took."""
+    """Search on command in a process of its own, and finally send its peak memory."""
     torch.set_num_threads(threads)
     name, dtype = system.split("-")
     search = LOADERS[name](dtype, folder)[batch]
@@ -191,26 +194,26 @@ def work(connection, system: str, folder: str, threads: int, sentences: list[lis
         start = time.perf_counter()
         outputs = search(sentences)
         connection.send((time.perf_counter() - start, outputs if command == "outputs" else None))
-    memory = peak_memory(torch.device("cpu"))  # the profiler takes some too
+    memory = peak_memory(torch.device("cpu"))  # before the profiler, which needs memory too
     connection.send((memory, None if name == "ctranslate2" else matrix_product_share(search, sentences[::8])))
 
 
 def start(target: Callable, *args) -> tuple:
-    """A process, and the connection to it."""
+    """Start a process, and return it with the connection to it."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *args), daemon=True)
+    connection, worker_connection = context.Pipe()
+    process = context.Process(target=target, args=(worker_connection, *args), daemon=True)
     process.start()
-    return process, ours
+    return process, connection
 
 
 def run(args: argparse.Namespace, folder: str) -> dict:
-    """All systems, interleaved; `folder` is for their weights."""
+    """Measure all systems with interleaved repetitions. `folder` is for the converted weights."""
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     sources = list(read_lines(args.sources))[: args.sentences]
     references = list(read_lines(args.references))[: args.sentences]
     sentences = [tokenizer(source)["input_ids"] for source in sources]
-    sample = sentences[:: max(1, len(sentences) // 400)]  # enough for batches of any size in every thread
+    sample = sentences[:: max(1, len(sentences) // 400)]  # enough to fill a batch of any size in every thread
     folders = {system: str(Path(folder, system)) for system in args.systems}
     workers: dict = {}
     results: dict = {}
@@ -231,7 +234,7 @@ def run(args: argparse.Namespace, folder: str) -> dict:
             seconds, outputs = connection.recv()
             results[system]["seconds"].append(seconds)
             if outputs is not None:
-                results[system]["tokens"] = sum(map(len, outputs)) + len(outputs)  # with the end
+                results[system]["tokens"] = sum(map(len, outputs)) + len(outputs)  # with the end tokens
                 texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
                 bleu = sacrebleu.corpus_bleu(texts, [references], tokenize=args.bleu_tokenize, force=True)
                 results[system]["bleu"] = round(bleu.score, 2)
@@ -249,12 +252,12 @@ def run(args: argparse.Namespace, folder: str) -> dict:
 
 
 def ratios(results: dict) -> dict:
-    """This package's sentences per second over a peer's, by type."""
+    """Ratio of this package's sentences per second to each peer's, by type."""
     rates = {system: result["sentences_per_second"] for system, result in results.items()}
-    found = {}
+    speedups = {}
     for peer in ("marian", "ctranslate2"):
         pairs = {dtype: (f"ours-{dtype}", f"{peer}-{dtype}") for dtype in ("float32", "bfloat16", "int8")}
-        found[f"ratio_vs_{peer}"] = {
+        speedups[f"ratio_vs_{peer}"] = {
             dtype: round(rates[ours] / rates[theirs], 2)
             for dtype, (ours, theirs) in pairs.items()
             if ours in rates and theirs in rates
@@ -263,20 +266,20 @@ def ratios(results: dict) -> dict:
         ours = [rate for system, rate in rates.items() if system.startswith("ours")]
         theirs = [rate for system, rate in rates.items() if system.startswith(peer)]
         if ours and theirs:
-            found[name] = round(max(ours) / max(theirs), 2)
-    return found
+            speedups[name] = round(max(ours) / max(theirs), 2)
+    return speedups
 
 
 def main(argv: list[str] | None = None) -> None:
     """`python -m training.benchmarks.decoding`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="checkpoint folder; d_k = d_v = d_model / num_heads")
-    parser.add_argument("--sources", required=True, help="text file, a sentence a line, plain or .gz")
-    parser.add_argument("--references", required=True)
+    parser.add_argument("--sources", required=True, help="text file, one sentence per line, plain or .gz")
+    parser.add_argument("--references", required=True, help="text file, parallel to --sources")
     parser.add_argument("--bleu-tokenize", default="none", help="sacrebleu's tokeniser (%(default)s)")
-    parser.add_argument("--sentences", type=int, default=1000, help="how many to translate (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
+    parser.add_argument("--sentences", type=int, default=1000, help="number of sentences to translate (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="repetitions (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     args = parser.parse_args(argv)
     for name in (args.sources, args.references):

@@ -1,15 +1,16 @@
-"""A small trained model as one of base size that computes the same function.
+"""Turn a small trained model into one of base size that computes the same function.
 
     python -m training.benchmarks.enlarge --model runs/multi30k_en_de/average --output base_size
 
-Speed depends on the size of a model and on the lengths of its outputs. To train a model of base size until its
-outputs have natural lengths takes days on a CPU; a small one is soon trained, and grown it writes the same sentences:
+Decoding speed depends on the size of the model and on the lengths of its outputs. Training a model of base size until
+its outputs have natural lengths takes days on a CPU. A small model trains fast, and the enlarged model produces the
+same translations:
 
-- every feature of `d_model` is there several times over, and every weight that reads it is divided by their number;
-- every head is there several times over, and its share of the output is divided by their number; in `d_k`, `d_v` and
-  `d_ff` zeros are added;
-- layers are added whose sub-layers write zeros;
-- the positions become a learned table, since wider sinusoids would have other frequencies.
+- Each feature of `d_model` is replicated, and each weight that reads it is divided by the number of copies.
+- Each head is replicated, and its output weights are divided by the number of copies. `d_k`, `d_v` and `d_ff` are
+  padded with zeros.
+- The sub-layers of additional layers output zeros.
+- The positions become a learned table, because sinusoids of a larger width have different frequencies.
 """
 
 import argparse
@@ -27,15 +28,15 @@ from .peers import position_table
 ATTENTIONS = ("self_attn", "encoder_attn")
 
 
-def _times(large: VaswaniConfig, small: VaswaniConfig, name: str) -> int:
-    wanted, found = getattr(large, name), getattr(small, name)
-    if wanted % found:
-        raise ValueError(f"{name}: a model with {found} cannot grow to {wanted}, which is not a multiple.")
-    return wanted // found
+def _copies(large: VaswaniConfig, small: VaswaniConfig, name: str) -> int:
+    large_size, small_size = getattr(large, name), getattr(small, name)
+    if large_size % small_size:
+        raise ValueError(f"{name}: a model with {small_size} cannot grow to {large_size}, expected a multiple.")
+    return large_size // small_size
 
 
 def _grow_linear(large: nn.Linear, small: nn.Linear, rows: torch.Tensor, columns: torch.Tensor, scale: float) -> None:
-    """Put `small`, times `scale`, wherever `rows` and `columns` say which of its rows and columns goes; -1 is zero."""
+    """Copy the weight of `small`, times `scale`, and its bias. `rows` and `columns` index `small`; -1 is zero."""
     weight = small.weight[rows.clamp(min=0)][:, columns.clamp(min=0)] * scale
     large.weight.copy_(weight * (rows >= 0)[:, None] * (columns >= 0))
     if small.bias is not None:
@@ -43,7 +44,11 @@ def _grow_linear(large: nn.Linear, small: nn.Linear, rows: torch.Tensor, columns
 
 
 def _larger(small: VaswaniConfig, row: str, max_positions: int) -> VaswaniConfig:
-    """The configuration to grow to, of which nothing is smaller."""
+    """Configuration of the enlarged model.
+
+    Raises:
+        ValueError: The enlarged model would be smaller in some size.
+    """
     config = VaswaniConfig.from_table3(
         row,
         **{name: getattr(small, name) for name in ("vocab_size", "attention_bias", "layer_norm_eps", "dropout")},
@@ -59,33 +64,33 @@ def _larger(small: VaswaniConfig, row: str, max_positions: int) -> VaswaniConfig
 
 
 class _Growth:
-    """Which number of the small model goes where in the large one's; -1 where there is none."""
+    """Mapping from the dimensions of the large model to indices of the small one; -1 is zero padding."""
 
     def __init__(self, config: VaswaniConfig, small: VaswaniConfig):
-        self.copies, self.head_copies = _times(config, small, "d_model"), _times(config, small, "num_heads")
+        self.copies, self.head_copies = _copies(config, small, "d_model"), _copies(config, small, "num_heads")
         self.features = torch.arange(small.d_model).repeat(self.copies)
         self.inner = F.pad(torch.arange(small.d_ff), (0, config.d_ff - small.d_ff), value=-1)
         self.keys = self._heads(small.num_heads, small.d_k, config.d_k)
         self.values = self._heads(small.num_heads, small.d_v, config.d_v)
-        self.sharper = (config.d_k / small.d_k) ** 0.5  # scores are divided by the root of d_k
+        self.query_scale = (config.d_k / small.d_k) ** 0.5  # makes up for the division of the scores by sqrt(d_k)
 
     def _heads(self, count: int, narrow: int, wide: int) -> torch.Tensor:
-        places = F.pad(torch.arange(count * narrow).view(count, narrow), (0, wide - narrow), value=-1)
-        return places.repeat(self.head_copies, 1).flatten()
+        indices = F.pad(torch.arange(count * narrow).view(count, narrow), (0, wide - narrow), value=-1)
+        return indices.repeat(self.head_copies, 1).flatten()
 
     def norm(self, to: nn.LayerNorm, norm: nn.LayerNorm) -> None:
         to.weight.copy_(norm.weight[self.features])
         to.bias.copy_(norm.bias[self.features])
 
     def layer(self, to: nn.Module, layer: nn.Module) -> None:
-        """A layer that does the same."""
+        """Copy a layer."""
         for name in ATTENTIONS:
             if not hasattr(layer, name):
                 continue
             new, old = getattr(to, name), getattr(layer, name)
-            _grow_linear(new.q_proj, old.q_proj, self.keys, self.features, self.sharper / self.copies)
+            _grow_linear(new.q_proj, old.q_proj, self.keys, self.features, self.query_scale / self.copies)
             if old.q_proj.bias is not None:
-                new.q_proj.bias *= self.sharper
+                new.q_proj.bias *= self.query_scale
             _grow_linear(new.k_proj, old.k_proj, self.keys, self.features, 1 / self.copies)
             _grow_linear(new.v_proj, old.v_proj, self.values, self.features, 1 / self.copies)
             _grow_linear(new.o_proj, old.o_proj, self.features, self.values, 1 / self.head_copies)
@@ -96,10 +101,10 @@ class _Growth:
                 self.norm(to.get_submodule(name), module)
 
     def stack(self, to: nn.Module, stack: nn.Module) -> None:
-        """An encoder or decoder that does the same, with more layers.
+        """Copy an encoder or decoder and add layers without effect.
 
-        What is normalised already stays as it is; so the last of all norms takes the gain and bias, and those of the
-        new layers before it have none.
+        An additional layer only normalises, which leaves normalised features unchanged. The gain and bias of the last
+        original norm therefore move to the last norm of the stack, and the norms in between are reset.
         """
         to.embed_positions.weight.copy_(position_table(stack, len(to.embed_positions.weight))[:, self.features])
         for new, layer in zip(to.layers, stack.layers):
@@ -111,7 +116,7 @@ class _Growth:
 
 
 def _make_idle(layer: nn.Module) -> None:
-    """A layer that only normalises."""
+    """Reset the norms of a layer and zero the outputs of its sub-layers."""
     for module in layer.modules():
         if isinstance(module, nn.LayerNorm):
             module.reset_parameters()
@@ -123,25 +128,28 @@ def _make_idle(layer: nn.Module) -> None:
 
 @torch.no_grad()
 def grow(model: VaswaniForConditionalGeneration, row: str = "base", max_positions: int = 512):
-    """The same function in a larger model.
+    """Enlarge a model without changing the function that it computes.
 
     Args:
         model (`VaswaniForConditionalGeneration`): The small model.
-        row (`str`): The size to grow to, a row of Table 3. Its `d_model` and `num_heads` must be multiples of the
-            small model's, and nothing of it smaller.
-        max_positions (`int`): Length of the table of positions.
+        row (`str`): Row of Table 3 that defines the size of the large model. Its `d_model` and `num_heads` must be
+            multiples of the small model's, and no size may be smaller.
+        max_positions (`int`): Length of the position table.
+
+    Returns:
+        `VaswaniForConditionalGeneration`: The large model.
 
     Raises:
-        ValueError: The sizes do not fit.
+        ValueError: A size of the large model is smaller, or not a multiple where it must be.
     """
     config = _larger(model.config, row, max_positions)
     growth = _Growth(config, model.config)
-    torch.manual_seed(0)  # of the queries and keys of the new layers, which are not listened to
+    torch.manual_seed(0)  # for the random queries and keys of additional layers, which have no effect
     large = VaswaniForConditionalGeneration._from_config(config).eval()
     large.generation_config = model.generation_config
     for name in ("encoder", "decoder"):
         growth.stack(large.model.get_submodule(name), model.model.get_submodule(name))
-    # Embeddings are multiplied by the root of d_model, and logits are sums over all copies of a feature.
+    # Embeddings are multiplied by sqrt(d_model), and logits sum over all copies of a feature.
     large.model.shared.weight.copy_(model.model.shared.weight[:, growth.features] / growth.copies**0.5)
     norm = large.model.decoder.layers[-1].feed_forward_residual.norm
     norm.weight /= growth.copies**0.5

@@ -1,4 +1,4 @@
-"""Memory of a process."""
+"""Peak memory of a process."""
 
 import resource
 
@@ -6,7 +6,7 @@ import torch
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most that this process has held so far, in bytes, of a device."""
+    """Peak memory of this process on a device so far, in bytes. On a CPU, it is the resident set size."""
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""The same weights in the models that people would use instead."""
+"""Conversion of a model to MarianMT and CTranslate2."""
 
 from pathlib import Path
 
@@ -19,13 +19,16 @@ MARIAN_NAMES = {
 
 
 def position_table(stack: nn.Module, length: int) -> torch.Tensor:
-    """What the encoder or decoder adds at each position, `(length, d_model)`."""
+    """Position embeddings of an encoder or decoder, `(length, d_model)`."""
     zeros = torch.zeros(1, length, stack.config.d_model)
     return stack.embed_positions(zeros, torch.arange(length)[None])[0].float()
 
 
 def marian_like(config: VaswaniConfig, max_positions: int = 512) -> MarianMTModel:
-    """A new MarianMT model of the same size, with `d_k = d_v = d_model / num_heads` and positions up to a number."""
+    """Create a MarianMT model of the same size.
+
+    It has `max_positions` positions, and `d_k = d_v = d_model / num_heads`.
+    """
     return MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size,
@@ -51,39 +54,45 @@ def marian_like(config: VaswaniConfig, max_positions: int = 512) -> MarianMTMode
 
 @torch.no_grad()
 def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) -> MarianMTModel:
-    """The same function as a MarianMT model.
+    """Convert a model to a MarianMT model that computes the same function.
 
-    Marian puts all sines before all cosines; the same permutation of every axis of width d_model makes up for it.
+    Marian's position embeddings have all sines before all cosines. All axes of width `d_model` are permuted alike.
 
     Args:
-        model (`VaswaniForConditionalGeneration`): Tied, and with `d_k = d_v = d_model / num_heads`.
-        max_positions (`int`): Length of Marian's table of positions.
+        model (`VaswaniForConditionalGeneration`): Model with tied embeddings and `d_k = d_v = d_model / num_heads`.
+        max_positions (`int`): Length of Marian's position table.
+
+    Raises:
+        ValueError: The weights do not fit MarianMT.
     """
     config = model.config
     marian = marian_like(config, max_positions)
-    halves = torch.cat([torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)])
+    sines_first = torch.cat([torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)])
     weights = {}
     for name, weight in model.model.state_dict().items():
         writes_features = name.endswith(
             ("norm.weight", "norm.bias", "o_proj.weight", "o_proj.bias", "fc2.weight", "fc2.bias")
         )
         if writes_features:
-            weight = weight[halves]
+            weight = weight[sines_first]
         elif weight.dim() == 2:  # reads features
-            weight = weight[:, halves]
-        for ours, theirs in MARIAN_NAMES.items():
-            name = name.replace(ours, theirs)
+            weight = weight[:, sines_first]
+        for our_name, marian_name in MARIAN_NAMES.items():
+            name = name.replace(our_name, marian_name)
         weights[name] = weight
     for stack in ("encoder", "decoder"):
         positions = position_table(model.model.get_submodule(stack), max_positions)
-        weights[f"{stack}.embed_positions.weight"] = positions[:, halves]
+        weights[f"{stack}.embed_positions.weight"] = positions[:, sines_first]
     if not config.attention_bias:
         for name, weight in marian.model.state_dict().items():
             if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias", "out_proj.bias")):
                 weights[name] = torch.zeros_like(weight)
     missing, unexpected = marian.model.load_state_dict(weights, strict=False)
     if unexpected or missing:
-        raise ValueError(f"The weights do not fit MarianMT: {', '.join(unexpected + missing)}.")
+        raise ValueError(
+            f"The weights do not fit MarianMT: unexpected {', '.join(unexpected) or 'none'}, "
+            f"missing {', '.join(missing) or 'none'}."
+        )
     for module in marian.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = config.layer_norm_eps
@@ -102,7 +111,7 @@ def _linear(module: nn.Linear):
 
 
 def _copy_linear(target, *modules: nn.Linear) -> None:
-    """Several become one, with their outputs one after the other."""
+    """Copy linear layers to one whose outputs are concatenated."""
     from ctranslate2.converters.utils import fuse_linear
 
     fuse_linear(target, [_linear(module) for module in modules])
@@ -129,14 +138,14 @@ def to_ctranslate2(
     quantization: str,
     max_positions: int = 512,
 ) -> None:
-    """Writes the same model in CTranslate2's format.
+    """Convert a model to the format of CTranslate2.
 
     Args:
-        model (`VaswaniForConditionalGeneration`): With `d_k = d_v = d_model / num_heads`.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokens become the vocabulary.
+        model (`VaswaniForConditionalGeneration`): Model with `d_k = d_v = d_model / num_heads`.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer whose tokens become the vocabulary.
         folder (`str`): Folder to write.
         quantization (`str`): Type of the weights: float32, bfloat16, int8, ...
-        max_positions (`int`): Length of the table of positions.
+        max_positions (`int`): Length of the position table.
     """
     from ctranslate2.specs import TransformerSpec, common_spec
 
@@ -169,7 +178,7 @@ def to_ctranslate2(
     spec.register_target_vocabulary(tokens)
     spec.config.bos_token = tokenizer.bos_token
     spec.config.eos_token = tokenizer.eos_token
-    spec.config.unk_token = tokenizer.pad_token  # there is none; CTranslate2 must have one
+    spec.config.unk_token = tokenizer.pad_token  # CTranslate2 requires an unknown token; this vocabulary has none
     spec.config.decoder_start_token = tokenizer.convert_ids_to_tokens(config.decoder_start_token_id)
     spec.config.layer_norm_epsilon = config.layer_norm_eps
     spec.validate()

@@ -1,20 +1,21 @@
-"""Training of a model of the same size by this package, and by MarianMT under transformers' stock `Seq2SeqTrainer`.
+"""Benchmark training by this package, and by MarianMT of the same size with transformers' `Seq2SeqTrainer`.
 
     python -m training.benchmarks.training --train-files train.en train.de
     python -m training.benchmarks.training --lengths
 
-Every system is a process of its own and trains by its Trainer, with label smoothing, Adam and, for bfloat16, autocast.
-An update has the same number of target tokens for all: this package fills budgets of tokens, of `--part-tokens` at a
-time, the stock Trainer takes as many pairs as have so many tokens on average, at random or grouped by length.
-Repetitions are interleaved, after some updates that are not measured; medians are reported with the range. Rates count
-target tokens without padding. MFU is the share of the rate of `torch.mm`, measured in between, that the real tokens'
-matrix products are done at. Where this package has its products from a faster library (`trainer/onednn.py`), that
-library's own rate is reported beside it.
-With `--compile`, this package's model is compiled; the figures say into how many graphs, how many of them because none
-fitted, and in how many seconds. What is compiled after the first update counts as training.
+Each system trains in a process of its own by its Trainer, with label smoothing, Adam and, for bfloat16, autocast. An
+update has the same number of target tokens in all systems. This package fills token budgets in batches of
+`--part-tokens`. The stock Trainer uses the number of pairs with that many tokens on average, shuffled or grouped by
+length. Repetitions are interleaved after a warm-up, and medians are reported with the range. Throughput counts target
+tokens without padding. MFU is the rate of matrix product operations on real tokens, divided by the rate of `torch.mm`,
+which is measured between repetitions. The rate of `torch.nn.functional.linear` is reported beside it, because this
+package may run it by a faster library (`trainer/onednn.py`).
 
-With `--lengths`: time of a forward pass and of a training step against the length of the sentences, at the same number
-of tokens (Table 1 of the paper). The last line is one JSON object.
+With `--compile`, this package's model is compiled. The number of graphs, the number of recompilations and the
+compilation time are reported. Compilation after the warm-up counts as training time.
+
+With `--lengths`, measure the time of a forward pass and of a training step against sentence length, at a constant
+number of tokens (Table 1 of the paper). The last line is one JSON object.
 """
 
 import argparse
@@ -76,14 +77,14 @@ def device() -> torch.device:
 
 
 def now() -> float:
-    """Seconds, when all that was begun on the device is done."""
+    """Time in seconds, after synchronising with the device."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def matrix_product_rate(dtype: torch.dtype, product: Callable = torch.mm) -> float:
-    """Operations a second of the best of several products of square matrices."""
+    """Best rate of several products of square matrices, in operations per second."""
     size = 8192 if torch.accelerator.is_available() else 2048
     left, right = torch.randn(2, size, size, device=device(), dtype=dtype)
     best = float("inf")
@@ -95,8 +96,11 @@ def matrix_product_rate(dtype: torch.dtype, product: Callable = torch.mm) -> flo
 
 
 def operations(config: VaswaniConfig, source: int, target: int) -> int:
-    """Of a training step's matrix products on so many tokens: 2 a weight forward and 4 backward, without the products
-    of queries and keys, which are less than a hundredth for short sentences."""
+    """Matrix product operations of a training step on `source` and `target` tokens.
+
+    They are 2 per weight and token in the forward pass and 4 in the backward pass. The products of queries, keys and
+    values with each other are left out: they are less than 1% for short sentences.
+    """
     attention = config.d_model * config.num_heads * 2 * (config.d_k + config.d_v)
     feed_forward = 2 * config.d_model * config.d_ff
     per_source = config.encoder_layers * (attention + feed_forward) + config.decoder_layers * attention // 2
@@ -106,7 +110,7 @@ def operations(config: VaswaniConfig, source: int, target: int) -> int:
 
 @dataclass
 class Counts:
-    """What went into updates: tokens, and places with padding."""
+    """Source and target tokens of updates, and positions including padding."""
 
     source: int = 0
     target: int = 0
@@ -118,12 +122,12 @@ class Counts:
         self.places += batch["attention_mask"].numel() + batch["labels"].numel()
 
 
-class Over(Exception):
-    """The benchmark is over."""
+class BenchmarkDone(Exception):
+    """Raised to leave the training loop when the benchmark is done."""
 
 
 class Stepper(TrainerCallback):
-    """Lets a Trainer make so many updates whenever it is told to, and reports their time and contents."""
+    """Run the number of updates received from the connection, and send back their time and counts."""
 
     def __init__(self, connection):
         self.connection, self.left = connection, 0
@@ -132,7 +136,7 @@ class Stepper(TrainerCallback):
         if not self.left:
             self.left = self.connection.recv()
             if not self.left:
-                raise Over
+                raise BenchmarkDone
             self.counts, self.start = Counts(), now()
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -142,7 +146,7 @@ class Stepper(TrainerCallback):
 
 
 def counting(trainer_class: type, stepper: Stepper) -> type:
-    """A Trainer that shows every batch to the stepper."""
+    """Subclass a Trainer to count the tokens of every batch."""
 
     class Counting(trainer_class):
         def training_step(self, model, inputs, *args, **kwargs):
@@ -153,14 +157,14 @@ def counting(trainer_class: type, stepper: Stepper) -> type:
 
 
 def make_trainer(system: str, config: VaswaniConfig, dataset: Dataset, tokenizer, args, stepper: Stepper):
-    """The Trainer of a system, for updates without end."""
+    """Create the Trainer of a system, with a practically unlimited number of updates."""
     common = {"max_steps": 10**6, "report_to": "none", "save_strategy": "no", "bf16": args["dtype"] == "bfloat16"}
     common |= {"eval_strategy": "no", "logging_steps": 10**6, "output_dir": args["folder"], "disable_tqdm": True}
     common |= {"use_cpu": not torch.accelerator.is_available()}
     torch.manual_seed(0)
     if system == "ours":
         tokens = {"source_tokens_per_update": args["tokens"], "target_tokens_per_update": args["tokens"]}
-        tokens |= {"tokens_per_device": args["part"]}
+        tokens |= {"tokens_per_device": args["part_tokens"]}
         arguments = VaswaniTrainingArguments(**common, **tokens, learning_rate=1e-4, torch_compile=args["compile"])
         return counting(VaswaniTrainer, stepper)(
             VaswaniForConditionalGeneration(config),
@@ -188,17 +192,17 @@ def make_trainer(system: str, config: VaswaniConfig, dataset: Dataset, tokenizer
 
 
 def compilations() -> dict:
-    """What `torch.compile` has done in this process: graphs, those that were needed because none fitted, seconds."""
+    """Graphs, recompilations and seconds of `torch.compile` in this process."""
     metrics = get_compilation_metrics()
     return {
         "graphs": len(metrics),
-        "recompilations": sum(one.recompile_reason is not None for one in metrics),
-        "compile_seconds": round(sum(one.duration_us or 0 for one in metrics) / 1e6, 1),
+        "recompilations": sum(graph.recompile_reason is not None for graph in metrics),
+        "compile_seconds": round(sum(graph.duration_us or 0 for graph in metrics) / 1e6, 1),
     }
 
 
 def work(connection, system: str, config: VaswaniConfig, dataset: Dataset, tokenizer, args: dict) -> None:
-    """A system's process."""
+    """Train on command in a process of its own, and finally send its peak memory and compilations."""
     if system == "ours":
         os.environ.update(KERNELS)  # as `hf-vaswani train` does
     torch.set_num_threads(args["threads"])
@@ -207,29 +211,29 @@ def work(connection, system: str, config: VaswaniConfig, dataset: Dataset, token
         trainer = make_trainer(system, config, dataset, tokenizer, {**args, "folder": folder}, stepper)
         try:
             trainer.train()
-        except Over:
+        except BenchmarkDone:
             connection.send((peak_memory(device()), compilations() if args["compile"] and system == "ours" else {}))
 
 
 def read_data(files: list[str]) -> tuple[Dataset, object]:
-    """Pairs as token ids, and their vocabulary of 10,000."""
+    """Read and tokenise sentence pairs. The tokenizer is trained on them, with a vocabulary of 10,000."""
     pairs = load_pairs(files, "source", "target")
     tokenizer = train_tokenizer((text for pair in pairs for text in pair.values()), vocab_size=10_000)
     return tokenize(pairs, tokenizer), tokenizer
 
 
 def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset, tokenizer) -> dict:
-    """All systems at one size in one precision, interleaved: seconds, counts and peak memory of each."""
+    """Measure all systems at one size and precision with interleaved repetitions."""
     config = VaswaniConfig(**{"vocab_size": len(tokenizer), **SIZES[size]})
     pairs = round(args.tokens * len(dataset) / sum(map(len, dataset["labels"])))
     options = {"dtype": dtype, "tokens": args.tokens, "pairs": pairs, "threads": args.threads}
     options |= {"compile": args.compile}
-    options["part"] = min(args.part_tokens, args.tokens)
+    options["part_tokens"] = min(args.part_tokens, args.tokens)
     context = multiprocessing.get_context("spawn")
-    connections, found = {}, {system: {"runs": []} for system in args.systems}
+    connections, measurements = {}, {system: {"runs": []} for system in args.systems}
     for system in args.systems:
-        connections[system], theirs = context.Pipe()
-        inputs = (theirs, system, config, dataset, tokenizer, options)
+        connections[system], worker_connection = context.Pipe()
+        inputs = (worker_connection, system, config, dataset, tokenizer, options)
         context.Process(target=work, args=inputs, daemon=True).start()
         connections[system].send(args.warm_up)
         connections[system].recv()
@@ -240,46 +244,51 @@ def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset,
             linear_rates.append(matrix_product_rate(getattr(torch, dtype), F.linear))
         for system, connection in connections.items():
             connection.send(args.updates)
-            found[system]["runs"].append(connection.recv())
+            measurements[system]["runs"].append(connection.recv())
     for system, connection in connections.items():
         connection.send(0)
-        found[system]["memory"], found[system]["compiled"] = connection.recv()
+        measurements[system]["memory"], measurements[system]["compiled"] = connection.recv()
     rate = statistics.median(rates)
-    measured = {system: summary(found[system], config, rate) for system in args.systems}
-    if "ours" in measured:
-        measured["ours"]["linear_gflops"] = round(statistics.median(linear_rates) / 1e9)
-    return measured
+    figures = {system: summary(measurements[system], config, rate) for system in args.systems}
+    if "ours" in figures:
+        figures["ours"]["linear_gflops"] = round(statistics.median(linear_rates) / 1e9)
+    return figures
 
 
-def summary(found: dict, config: VaswaniConfig, rate: float) -> dict:
-    """Figures of a system at one size in one precision; `rate` the machine's operations a second."""
-    speeds = sorted(counts.target / seconds for seconds, counts in found["runs"])
-    shares = [operations(config, c.source, c.target) / seconds / rate for seconds, c in found["runs"]]
-    places = sum(counts.places for _, counts in found["runs"])
+def summary(measurement: dict, config: VaswaniConfig, rate: float) -> dict:
+    """Figures of a system at one size and precision. `rate` is the machine's matrix product operations per second."""
+    runs = measurement["runs"]
+    speeds = sorted(counts.target / seconds for seconds, counts in runs)
+    shares = [operations(config, c.source, c.target) / seconds / rate for seconds, c in runs]
+    places = sum(counts.places for _, counts in runs)
     return {
         "target_tokens_per_second": round(statistics.median(speeds), 1),
         "range": [round(speeds[0], 1), round(speeds[-1], 1)],
         "mfu": round(statistics.median(shares), 3),
-        "padding_share": round(1 - sum(c.source + c.target for _, c in found["runs"]) / places, 4),
-        "peak_memory_mb": round(found["memory"] / 2**20),
+        "padding_share": round(1 - sum(c.source + c.target for _, c in runs) / places, 4),
+        "peak_memory_mb": round(measurement["memory"] / 2**20),
         "matrix_products_gflops": round(rate / 1e9),
-        **found["compiled"],
+        **measurement["compiled"],
     }
 
 
 def ratios(results: dict[str, dict]) -> dict:
-    """This package's rate over a peer's, and its memory."""
-    found = {}
+    """Ratios of this package's throughput and peak memory to each peer's."""
+    comparison = {}
     for peer in (system for system in results if "ours" in results and system != "ours"):
         ours, theirs = results["ours"], results[peer]
-        found[f"speed_vs_{peer}"] = round(ours["target_tokens_per_second"] / theirs["target_tokens_per_second"], 2)
-        found[f"memory_vs_{peer}"] = round(ours["peak_memory_mb"] / theirs["peak_memory_mb"], 2)
-    return found
+        comparison[f"speed_vs_{peer}"] = round(
+            ours["target_tokens_per_second"] / theirs["target_tokens_per_second"], 2
+        )
+        comparison[f"memory_vs_{peer}"] = round(ours["peak_memory_mb"] / theirs["peak_memory_mb"], 2)
+    return comparison
 
 
 def step_times(model: PreTrainedModel, length: int, tokens: int, dtype: str, repeats: int) -> dict[str, float]:
-    """Milliseconds of a forward pass and of a step with its gradients, at `tokens` tokens in sentences of `length`;
-    this package's model as its Trainer runs it, without keeping the logits."""
+    """Median milliseconds of a forward pass and of a training step on `tokens` tokens in sentences of `length` tokens.
+
+    This package's model runs as in its Trainer, without keeping the logits.
+    """
     ids = torch.randint(3, model.config.vocab_size, (max(1, tokens // length), length), device=model.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     is_ours = isinstance(model, VaswaniForConditionalGeneration)
@@ -303,28 +312,28 @@ def step_times(model: PreTrainedModel, length: int, tokens: int, dtype: str, rep
 
 
 def measure_lengths(args: argparse.Namespace) -> dict:
-    """Times against length, of both models at each size of `args.sizes` but the tokenizer's vocabulary."""
+    """Measure the times of both models against sentence length, at each size of `args.sizes`."""
     torch.set_num_threads(args.threads)
-    found: dict = {}
+    milliseconds: dict = {}
     for size, dtype in product(args.sizes, args.dtypes):
         config = VaswaniConfig(**{"vocab_size": 10_000, **SIZES[size]})
         models = {"ours": VaswaniForConditionalGeneration(config), "marian": marian_like(config, LENGTHS[-1])}
         for length in LENGTHS:
             for system, model in models.items():
                 times = step_times(model.to(device()).train(), length, args.tokens, dtype, args.repeats)
-                found.setdefault(f"{size}-{dtype}", {}).setdefault(system, {})[length] = times
+                milliseconds.setdefault(f"{size}-{dtype}", {}).setdefault(system, {})[length] = times
                 print(f"{size} {dtype} {system:<7} n = {length:>4}: {times}", flush=True)
-    return found
+    return milliseconds
 
 
-def length_ratios(found: dict) -> dict:
-    """The peer's times over this package's, at each length."""
+def length_ratios(milliseconds: dict) -> dict:
+    """Ratios of the peer's times to this package's, at each length."""
     return {
         name: {
-            length: {what: round(models["marian"][length][what] / time, 2) for what, time in times.items()}
+            length: {step: round(models["marian"][length][step] / time, 2) for step, time in times.items()}
             for length, times in models["ours"].items()
         }
-        for name, models in found.items()
+        for name, models in milliseconds.items()
     }
 
 
@@ -334,35 +343,35 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--train-files", nargs="+", help="sentence pairs: two text files, or one .tsv, .jsonl, .parquet"
     )
-    parser.add_argument("--lengths", action="store_true", help="time against length instead")
+    parser.add_argument("--lengths", action="store_true", help="measure time against sentence length instead")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
-    parser.add_argument("--tokens", type=int, default=4096, help="target tokens of an update (%(default)s)")
-    parser.add_argument("--part-tokens", type=int, default=2048, help="of this package's batches (%(default)s)")
-    parser.add_argument("--updates", type=int, default=3, help="of a repetition (%(default)s)")
-    parser.add_argument("--warm-up", type=int, default=3, help="updates that are not measured (%(default)s)")
-    parser.add_argument("--compile", action="store_true", help="compile this package's model by torch.compile")
-    parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="(%(default)s)")
+    parser.add_argument("--tokens", type=int, default=4096, help="target tokens per update (%(default)s)")
+    parser.add_argument("--part-tokens", type=int, default=2048, help="tokens per batch of this package (%(default)s)")
+    parser.add_argument("--updates", type=int, default=3, help="updates per repetition (%(default)s)")
+    parser.add_argument("--warm-up", type=int, default=3, help="updates before the measurement (%(default)s)")
+    parser.add_argument("--compile", action="store_true", help="compile this package's model with torch.compile")
+    parser.add_argument("--repeats", type=int, default=3, help="repetitions (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")
     args = parser.parse_args(argv)
     if args.warm_up < 1:
         parser.error(f"--warm-up must be at least 1, got {args.warm_up}")
     if args.lengths:
-        found = measure_lengths(args)
+        milliseconds = measure_lengths(args)
         options = {"threads": args.threads, "tokens": args.tokens}
-        print(json.dumps({**options, "milliseconds": found, "speed_vs_marian": length_ratios(found)}))
+        print(json.dumps({**options, "milliseconds": milliseconds, "speed_vs_marian": length_ratios(milliseconds)}))
         return
     if not args.train_files:
-        parser.error("--train-files or --lengths is needed")
+        parser.error("--train-files or --lengths is required")
     torch.set_num_threads(args.threads)
     dataset, tokenizer = read_data(args.train_files)
     results = {}
     for size, dtype in product(args.sizes, args.dtypes):
-        measured = train_all(args, size, dtype, dataset, tokenizer)
-        for system, figures in measured.items():
+        systems = train_all(args, size, dtype, dataset, tokenizer)
+        for system, figures in systems.items():
             print(f"{size} {dtype} {system:<15} {figures}", flush=True)
-        results[f"{size}-{dtype}"] = {"systems": measured, **ratios(measured)}
+        results[f"{size}-{dtype}"] = {"systems": systems, **ratios(systems)}
     options = {"threads": args.threads, "tokens": args.tokens, "part_tokens": args.part_tokens}
     print(json.dumps({**options, "results": results}))
 

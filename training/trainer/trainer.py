@@ -1,4 +1,4 @@
-"""A `Seq2SeqTrainer` that trains as the paper did: token budgets, its schedule, exact perplexity and BLEU."""
+"""`Seq2SeqTrainer` with the paper's token budgets and learning rate schedule, exact perplexity and BLEU."""
 
 import contextlib
 import json
@@ -29,19 +29,21 @@ from .resumable_trainer import SafeTrainer
 from .signals import ignore_signals
 
 
-STREAM_NAME = "stream.json"  # in each checkpoint: where every device's stream was
+STREAM_NAME = "stream.json"  # file of a checkpoint with the position of each device in the stream
 
 
 class EpochDataLoader(DataLoader):
-    """A `DataLoader` that hands the epoch on to its batch sampler."""
+    """`DataLoader` that forwards the epoch to its batch sampler."""
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)
 
 
 class SaveByMinutes(TrainerCallback):
-    """Asks for a checkpoint every so many minutes (section 5.4: 10), in step on all devices, which agree about it
-    every ten updates: that makes them wait for each other."""
+    """Save a checkpoint at a fixed interval in minutes (section 6.1 of the paper: 10).
+
+    Several devices decide collectively, but only every ten updates, because the exchange synchronises them.
+    """
 
     def __init__(self, minutes: float):
         self.seconds = minutes * 60
@@ -58,11 +60,14 @@ class SaveByMinutes(TrainerCallback):
 
 
 class VaswaniTrainer(SafeTrainer):
-    """Trains on batches of a token budget, and evaluates perplexity per token and BLEU.
+    """Trainer with token-budget batches that evaluates perplexity per token and BLEU.
 
-    Takes the arguments of `Seq2SeqTrainer`, except that the data sets come from `data.tokenize` (`eval_dataset` keeps
-    its text columns), `processing_class` is the tokenizer, and the collator is always `PairCollator`. A training set
-    without a length is read as a stream, `stream_window` pairs at a time.
+    It takes the arguments of `Seq2SeqTrainer`. The data sets come from `data.tokenize` (`eval_dataset` keeps its text
+    columns), `processing_class` is the tokenizer, and the collator is always `PairCollator`. A training set without a
+    length is read as a stream in windows of `stream_window` pairs.
+
+    Raises:
+        ValueError: Averaging is requested for weights sharded by FSDP or DeepSpeed.
     """
 
     def __init__(
@@ -81,14 +86,14 @@ class VaswaniTrainer(SafeTrainer):
         self._throughput = _Throughput()
         recomputes = self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.activation_checkpointing
         self._uses_onednn = not args.torch_compile and not recomputes and OneDNNProducts.pays(self.model)
-        if args.torch_compile:  # nearly every batch has a shape of its own; the first graph would fit one of them only
+        if args.torch_compile:  # batches differ in shape, so a static graph would fit only one of them
             self.accelerator.state.dynamo_plugin.dynamic = True
         if args.save_minutes is not None:
             self.add_callback(SaveByMinutes(args.save_minutes))
         self.moving_average = None
         if (args.average == "ema" or args.eval_average) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             name = "average=ema" if args.average == "ema" else "eval_average"
-            raise ValueError(f"{name}: not with weights that FSDP or DeepSpeed divide among devices.")
+            raise ValueError(f"{name} is not supported with weights sharded by FSDP or DeepSpeed.")
         if args.average == "ema":
             self.moving_average = MovingAverage(self.model, args.ema_decay)
             self.add_callback(self.moving_average)
@@ -107,24 +112,24 @@ class VaswaniTrainer(SafeTrainer):
         }
 
     def token_budget_sampler(self) -> TokenBudgetSampler:
-        """The training batches of this device; of a training set with a length."""
+        """Sampler of this device's training batches, for a training set with a length."""
         return TokenBudgetSampler(*lengths(self.train_dataset), **self._budget())
 
     def get_train_dataloader(self) -> DataLoader:
-        """Not sharded by Accelerate: the sampler already knows the devices."""
+        """Data loader of this device's training batches. The sampler shards the data, so Accelerate must not."""
         if has_length(self.train_dataset):
             return self._loader(self.train_dataset, self.token_budget_sampler())
         if self.args.dataloader_num_workers:
-            raise ValueError(f"dataloader_num_workers={self.args.dataloader_num_workers}: a stream has one reader, 0.")
+            raise ValueError(f"dataloader_num_workers must be 0 for a stream, got {self.args.dataloader_num_workers}.")
         pairs, budget = self.train_dataset, self._budget()
         share = share_of_stream(pairs, budget["rank"], budget["num_replicas"])
-        if share is not None:  # otherwise every device reads all pairs, and learns from its share of them
+        if share is not None:  # otherwise each device reads all pairs and trains on its share of them
             pairs, budget = share, {**budget, "num_replicas": 1, "rank": 0}
         self._stream = TokenBudgetStream(pairs, self.data_collator, self._stream_window, **budget)
         return DataLoader(self._stream, batch_size=None)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader:
-        """This device's share of the evaluation set, shortest first."""
+        """Data loader of this device's share of the evaluation set, shortest sentences first."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         source, target = lengths(dataset)
         budget = max(self.args.eval_tokens_per_device, int(source.max()), int(target.max()))
@@ -153,7 +158,7 @@ class VaswaniTrainer(SafeTrainer):
         )
 
     def _issue_warnings_after_load(self, load_result) -> None:
-        """A tied matrix is saved once: its other names are not missing."""
+        """Warn only about keys that are really missing: a tied matrix is saved under one of its names."""
         tied = self.model.all_tied_weights_keys
         super()._issue_warnings_after_load(
             SimpleNamespace(
@@ -169,29 +174,32 @@ class VaswaniTrainer(SafeTrainer):
             return super()._prepare_for_training(*args, **kwargs)
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """The paper's schedule starts at step 1; transformers' `inverse_sqrt` would waste the first step on rate 0."""
+        """Use the paper's schedule for `inverse_sqrt`.
+
+        It starts at step 1. The schedule of transformers would waste the first step on a learning rate of 0.
+        """
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "inverse_sqrt":
             warmup = self.args.get_warmup_steps(num_training_steps)
             self.lr_scheduler = LambdaLR(
                 self.optimizer if optimizer is None else optimizer,
-                lambda done: inverse_sqrt_factor(done + 1, warmup),
+                lambda completed_steps: inverse_sqrt_factor(completed_steps + 1, warmup),
             )
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The model's own smoothed loss, over all labels of the update, without keeping the logits."""
+        """Compute the model's own smoothed loss over all labels of the update, without keeping the logits."""
         inputs = {**inputs, "skip_logits": not return_outputs}
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def training_step(self, *args, **kwargs) -> torch.Tensor:
-        # Activation checkpointing repeats forward passes where no mode is on, and refuses what then differs.
+        # Activation checkpointing recomputes the forward pass outside this mode, and fails if the results differ.
         uses_onednn = self._uses_onednn and not getattr(self.model, "is_activation_checkpointing", False)
         with OneDNNProducts() if uses_onednn else contextlib.nullcontext():
             return super().training_step(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """An update's batches; what they hold goes into the log."""
+        """Collect the batches of an update, and count their tokens for the log."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._throughput.add(batches)
         return batches, num_items
@@ -208,8 +216,8 @@ class VaswaniTrainer(SafeTrainer):
         self._throughput.tokens, self._throughput.padded = progress["tokens"], progress["padded"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds this device's rate of real target tokens and its share of padding since the last log."""
-        logs.pop("train_samples_per_second", None)  # computed from a number of pairs a batch, which there is not
+        """Add this device's target tokens per second, without padding, and its share of padding since the last log."""
+        logs.pop("train_samples_per_second", None)  # it assumes a fixed number of pairs per batch
         if "loss" in logs:
             logs.update(self._throughput.summary())
             self._throughput = _Throughput()
@@ -232,7 +240,7 @@ class VaswaniTrainer(SafeTrainer):
         if self._stream is None or checkpoint is None or self.args.ignore_data_skip:
             return
         positions = json.loads((Path(checkpoint) / STREAM_NAME).read_text(encoding="utf-8"))
-        # Another number of devices has only been let through where all of them read the same stream.
+        # The number of devices may only have changed if all devices read the same stream.
         self._stream.start_at(positions[self.args.process_index if len(positions) == self.args.world_size else 0])
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
@@ -246,8 +254,10 @@ class VaswaniTrainer(SafeTrainer):
         )
 
     def _averaged(self) -> contextlib.AbstractContextManager:
-        """Within, the model has the weights that are to be evaluated: with `average=last`, what would be written if
-        the run ended now."""
+        """Swap the averaged weights into the model for the duration of the context, if `eval_average` is set.
+
+        With `average=last`, they are the average that would be written if the run ended now.
+        """
         if not self.args.eval_average:
             return contextlib.nullcontext()
         if self.moving_average is not None:
@@ -266,20 +276,19 @@ class VaswaniTrainer(SafeTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs,
     ) -> dict[str, float]:
-        """Cross-entropy and perplexity per token, and BLEU of `generate()`'s translations; with `eval_average`, those
-        of the averaged weights.
+        """Evaluate cross-entropy and perplexity per token, and BLEU of translations by `generate()`.
 
-        Unlike the stock Trainer, which averages over batches, the loss is the sum over all target tokens divided by
-        their number, so that `exp(eval_loss)` is the perplexity.
+        The loss is the sum over all target tokens divided by their number, so `exp(eval_loss)` is the perplexity. The
+        stock Trainer averages over batches instead. With `eval_average`, the averaged weights are evaluated.
 
         Args:
-            eval_dataset (`datasets.Dataset`, *optional*): Instead of the Trainer's own.
-            ignore_keys (`list[str]`, *optional*): Not used; there for the signature of the stock Trainer.
-            metric_key_prefix (`str`): Of the names of the metrics.
-            **gen_kwargs: For `generate()`.
+            eval_dataset (`datasets.Dataset`, *optional*): Evaluation set that replaces the Trainer's own.
+            ignore_keys (`list[str]`, *optional*): Unused; part of the stock Trainer's signature.
+            metric_key_prefix (`str`): Prefix of the names of the metrics.
+            **gen_kwargs: Options of `generate()`.
 
         Returns:
-            `eval_loss`, `eval_perplexity`, `eval_bleu` (where `eval_bleu` is set), `eval_runtime` in seconds.
+            `eval_loss`, `eval_perplexity`, `eval_bleu` (if `eval_bleu` is set) and `eval_runtime` in seconds.
         """
         started = time.monotonic()
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -295,7 +304,7 @@ class VaswaniTrainer(SafeTrainer):
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self._throughput.started += time.monotonic() - started  # evaluating is not training
+        self._throughput.started += time.monotonic() - started  # exclude the evaluation from the throughput
         return metrics
 
     @torch.no_grad()
@@ -314,16 +323,18 @@ class VaswaniTrainer(SafeTrainer):
         gen_kwargs = {**{name: value for name, value in args.items() if value is not None}, **gen_kwargs}
         budget = self.args.eval_tokens_per_device
         reshard = self.accelerator.is_fsdp2 and self.accelerator.state.fsdp_plugin.reshard_after_forward
-        with gathered(self.model, reshard):  # the devices decode different sentences, in as many steps as each takes
-            mine = translate(self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs)
-        translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(mine)]))
+        with gathered(self.model, reshard):  # devices decode different sentences in different numbers of steps
+            own_share = translate(
+                self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs
+            )
+        translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(own_share)]))
         texts = [text for _, text in translations]
         bleu = sacrebleu.corpus_bleu(texts, [dataset["target"][:]], tokenize=self.args.bleu_tokenize, force=True)
         return bleu.score
 
 
 class _Throughput:
-    """Tokens that went into updates since the last log."""
+    """Tokens of the updates since the last log, with and without padding."""
 
     def __init__(self):
         self.started = time.monotonic()
