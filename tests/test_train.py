@@ -25,7 +25,8 @@ from training.checkpoints import TRAINING_CHECKSUMS_NAME, complete_checkpoints
 from training.cli import main
 from training.data import FilteredStream
 from training.demo_data import write_demo_data
-from training.run_record import check_same_run, hardware, run_record
+from training.hardware import hardware
+from training.run_record import check_same_run, run_record
 from training.trainer import VaswaniTrainer
 
 
