@@ -26,6 +26,7 @@ test-slow: $(SETUP)
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: $(SETUP)
 	$(BIN)/ruff format .

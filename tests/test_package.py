@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -75,6 +76,14 @@ def test_every_file_that_is_no_module_is_installed(name):
             installed |= {path.relative_to(PACKAGES[name]).as_posix() for path in found_here}
     assert found == installed
     assert "py.typed" in installed
+
+
+def test_pre_commit_runs_the_ruff_that_is_pinned():
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    [ruff] = [entry for entry in repositories if entry["repo"].endswith("/ruff-pre-commit")]
+    assert [hook["id"] for hook in ruff["hooks"]] == ["ruff-check", "ruff-format"]
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert ruff["rev"] == f"v{pinned['ruff']}"
 
 
 def run(*words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess:

@@ -257,8 +257,9 @@ def align(
             translations; a slow tokenizer.
     """
     pairs = _tokenized(tokenizer, sources, translations)
-    sample = ([texts[index] for index in list(pairs)[:SAMPLE]] for texts in (sources, translations))
-    maps = _maps(model, tokenizer, *sample, layer, head, method, batch_tokens)
+    sample = list(pairs)[:SAMPLE]
+    some_sources, some_translations = ([texts[index] for index in sample] for texts in (sources, translations))
+    maps = _maps(model, tokenizer, some_sources, some_translations, layer, head, method, batch_tokens)
     links: list[list[tuple[int, int]]] = [[] for _ in sources]
     if progress is not None:
         progress.update(len(links) - len(pairs))

@@ -25,7 +25,8 @@ from transformers import (
 )
 
 
-Batch, Result = TypeVar("Batch"), TypeVar("Result")
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 
 
 def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
