@@ -140,8 +140,8 @@ class VaswaniCheckpointMixin:
         """
         if kwargs.get("use_safetensors") is False:
             raise ValueError("use_safetensors=False: this model reads its weights from safetensors files only.")
-        source = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
-        source = {name: kwargs[name] for name in source if name in kwargs}
+        names = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
+        source = {name: kwargs[name] for name in names if name in kwargs}
 
         def find(name: str) -> str | None:
             if pretrained_model_name_or_path is None:

@@ -373,7 +373,9 @@ class BeamSearch:
                 state = state.select(kept)
                 decoder.compact(kept, self.beams)
 
-    def _advance(self, state: Hypotheses, decoder: StepDecoder, penalty) -> tuple[Hypotheses, torch.Tensor]:
+    def _advance(
+        self, state: Hypotheses, decoder: StepDecoder | EnsembleDecoder, penalty
+    ) -> tuple[Hypotheses, torch.Tensor]:
         """One token more. Also returns which sentences have no candidate that could go on, `(sentences, 1)`."""
         length = state.tokens.shape[-1]
         # At first all beams are the same; one is enough, if it has candidates for all.

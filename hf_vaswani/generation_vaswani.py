@@ -92,6 +92,9 @@ class GnmtPenalty(float):
         wanted (`int`): Hypotheses to return for each sentence.
     """
 
+    limits: torch.Tensor
+    wanted: int
+
     def __new__(cls, alpha: float, limits: torch.Tensor, wanted: int):
         penalty = super().__new__(cls, alpha)
         penalty.limits, penalty.wanted = limits, wanted

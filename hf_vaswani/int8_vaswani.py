@@ -1,5 +1,7 @@
 """Linear layers with 8-bit weights, for faster inference on a CPU."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -25,7 +27,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().float())
 
     @classmethod
-    def joined(cls, layers: list["Int8Linear"]) -> "Int8Linear":
+    def joined(cls, layers: Sequence["Int8Linear"]) -> "Int8Linear":
         """One layer with the outputs of several, one after the other."""
         joined = cls.__new__(cls)
         nn.Module.__init__(joined)

@@ -23,9 +23,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from training.cli import main
 from training.data.encoding import FilteredStream
 from training.demo_data import write_demo_data
+from training.hardware import hardware
 from training.trainer.arguments import VaswaniTrainingArguments, parse_arguments
 from training.trainer.checkpoints import TRAINING_CHECKSUMS_NAME, complete_checkpoints
-from training.trainer.manifest import check_same_run, hardware, run_record
+from training.trainer.manifest import check_same_run, run_record
 from training.trainer.trainer import VaswaniTrainer
 
 

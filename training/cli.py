@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from .settings import KERNELS
+from .versions import OWN, version
 
 
 COMMANDS = {
@@ -22,6 +23,7 @@ COMMANDS = {
     "attention": "draw what the tokens of a sentence attend to",
     "demo": "translate in the browser, or write a Space that does",
     "demo-data": "generate the sentence pairs of the demo",
+    "env": "print versions and devices, for a bug report",
 }
 
 
@@ -35,10 +37,14 @@ def main(argv: list[str] | None = None) -> int:
         0; 1 when the input was wrong; 2 for an unknown command.
     """
     argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--version"]:
+        print(OWN, version(OWN))
+        return 0
     if not argv or argv[0] not in COMMANDS:
-        lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+        lines = [f"  {name:<11} {text}" for name, text in COMMANDS.items()]
         wanted = bool(argv) and argv[0] in ("-h", "--help")
-        print("\n".join(["usage: hf-vaswani COMMAND ...", *lines]), file=sys.stdout if wanted else sys.stderr)
+        usage = ["usage: hf-vaswani COMMAND ...", "       hf-vaswani --version", *lines]
+        print("\n".join(usage), file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2
     for name, value in KERNELS.items():
         os.environ.setdefault(name, value)
@@ -57,9 +63,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _raised_here(error: Exception) -> bool:
     """Whether this project raised the error, to tell its user something, and not a library that broke down."""
-    folders = [Path(__file__).parent, Path(importlib.import_module("hf_vaswani").__file__).parent]
-    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return any(raised_in.is_relative_to(folder) for folder in folders)
+    folders = {Path(__file__).parent, Path(importlib.import_module("hf_vaswani").__file__).parent}
+    return not folders.isdisjoint(Path(traceback.extract_tb(error.__traceback__)[-1].filename).parents)
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def _cells(row: str, entry: dict) -> list[str]:
     paper, base = entry["paper"], VaswaniConfig()
     cells = [row, _fields({name: value for name, value in TABLE_3[row].items() if value != getattr(base, name)})]
     cells += [_fields(entry["differs"]), f"{entry['updates']:,}"]
-    cells += [f"{entry['parameters'] / 1e6:.2f}", len(entry["seeds"])]
+    cells += [f"{entry['parameters'] / 1e6:.2f}", str(len(entry["seeds"]))]
     cells += [_with_spread(entry[name]) for name in METRICS]
     cells += [paper["parameters"] or "", f"{paper['perplexity']:.2f}", f"{paper['bleu']:.1f}"]
     for name, digits in (("perplexity", 2), ("bleu", 1)):

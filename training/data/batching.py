@@ -7,10 +7,11 @@ k devices × 1 part learn from the same pairs, update by update.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, takewhile
 
+import datasets
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -167,7 +168,7 @@ class TokenBudgetStream(IterableDataset):
 
     START = {"updates": 0, "windows": 0, "pairs": None}
 
-    def __init__(self, pairs: Iterable[dict], collate: "PairCollator", window: int, **budget):
+    def __init__(self, pairs: datasets.IterableDataset, collate: "PairCollator", window: int, **budget):
         self.pairs, self.collate, self.window, self.budget = pairs, collate, window, budget
         self.start_at(self.START)
 

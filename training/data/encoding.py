@@ -120,15 +120,16 @@ def filter_by_length(
     Raises:
         DataError: No pair is left.
     """
-    report, both, kept = FilterReport(), lengths(dataset), np.empty(len(dataset), bool)
+    report, kept = FilterReport(), np.empty(len(dataset), bool)
+    source, target = lengths(dataset)
     for start in range(0, len(dataset), BLOCK):
         block = slice(start, start + BLOCK)
-        kept[block] = report.count(*(side[block] for side in both), max_length, max_ratio)
+        kept[block] = report.count(source[block], target[block], max_length, max_ratio)
     if not report.kept:
         raise DataError(f"No pair is left: {report}.")
     if report.kept == report.pairs:
         return dataset, report
-    del both
+    del source, target
     # The rows that are kept go to the cache on disk, under a key that is made of them; `select` would hold them in
     # memory.
     options = {"with_indices": True, "input_columns": [], "batched": True, "batch_size": 10_000}

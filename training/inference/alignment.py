@@ -275,8 +275,9 @@ def align(
             without a layer; the numbers of sources and translations differ; or the tokenizer is not a fast one.
     """
     pairs = _tokenize_pairs(tokenizer, sources, translations)
-    sample = ([texts[index] for index in list(pairs)[:SAMPLE]] for texts in (sources, translations))
-    maps = _select_maps(model, tokenizer, *sample, layer, head, method, batch_tokens)
+    sample = list(pairs)[:SAMPLE]
+    some_sources, some_translations = ([texts[index] for index in sample] for texts in (sources, translations))
+    maps = _select_maps(model, tokenizer, some_sources, some_translations, layer, head, method, batch_tokens)
     links: list[list[tuple[int, int]]] = [[] for _ in sources]
     if progress is not None:
         progress.update(len(links) - len(pairs))

@@ -7,7 +7,8 @@ from typing import TypeVar
 import torch
 
 
-Batch, Result = TypeVar("Batch"), TypeVar("Result")
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 
 
 def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:

@@ -18,6 +18,7 @@ from typing import NoReturn
 import torch
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 
 RECIPES = resources.files(__package__.rpartition(".")[0]) / "recipes"  # those that ship with the package
@@ -201,9 +202,9 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     )
 
     logging_steps: float = field(default=100)
-    eval_strategy: str = field(default="steps")
+    eval_strategy: IntervalStrategy | str = field(default="steps")
     eval_steps: float | None = field(default=1000)
-    save_strategy: str = field(default="steps")
+    save_strategy: SaveStrategy | str = field(default="steps")
     save_steps: float = field(default=1000)
     save_total_limit: int | None = field(default=20)
     metric_for_best_model: str | None = field(default="eval_bleu")

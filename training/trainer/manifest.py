@@ -5,12 +5,8 @@ import hashlib
 import json
 import logging
 import os
-import platform
-import re
-import sys
 from pathlib import Path
 
-import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +14,7 @@ from hf_vaswani import VaswaniConfig
 from hf_vaswani.checkpoint_vaswani import checksum, weight_files
 
 from ..data.encoding import FilteredStream, lengths, share_of_stream
+from ..hardware import hardware
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
 from .resumable_trainer import RECORD_NAME
 
@@ -99,22 +96,6 @@ def model_fields(config: VaswaniConfig) -> dict:
     return {
         f.name: values[f.name] for f in dataclasses.fields(VaswaniConfig) if f.name in VaswaniConfig.__annotations__
     }
-
-
-def hardware(device: torch.device) -> dict:
-    """What this process computes on: the kind of device, its name, and how many cores of the processor it may use."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    return {"device": device.type, "name": _device_name(device), "cores": cores}
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type in ("cuda", "xpu"):
-        return torch.get_device_module(device).get_device_name(device)
-    if device.type != "cpu":
-        return device.type
-    about = Path("/proc/cpuinfo")
-    known = re.search(r"^model name\s*: *(.+)$", about.read_text(), re.MULTILINE) if about.is_file() else None
-    return known[1] if known else platform.processor() or platform.machine()
 
 
 def _start(model_args: ModelArguments, start: Path | None) -> dict:
