@@ -7,11 +7,11 @@ import torch
 import transformers
 
 
-OLDEST = {torch: "2.6", transformers: "5.18"}
+OLDEST = {"torch": "2.6", "transformers": "5.18"}
 
 
 def check_version(name: str, found: str, oldest: str) -> None:
-    """Compares major and minor version; a pre-release counts as its release.
+    """Compare major and minor version; a pre-release counts as its release.
 
     Raises:
         ImportError: `found` is older than `oldest`.
@@ -21,7 +21,7 @@ def check_version(name: str, found: str, oldest: str) -> None:
         raise ImportError(f"hf-vaswani needs {name} {oldest} or newer, found {found}.")
 
 
-for package, oldest in OLDEST.items():
-    check_version(package.__name__, package.__version__, oldest)
+for package in (torch, transformers):
+    check_version(package.__name__, package.__version__, OLDEST[package.__name__])
 
 __all__ = ["OLDEST"]
