@@ -2,8 +2,9 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
+OLDEST := .venv-oldest
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow test-oldest lint format clean
 
 # The main job, end to end, on sentence pairs that the package generates: minutes on a CPU.
 demo: $(SETUP)
@@ -23,6 +24,13 @@ test: $(SETUP)
 test-slow: $(SETUP)
 	$(BIN)/pytest -m slow
 
+# Under the oldest transformers that is supported; and what either version wrote, the other reads.
+OLDEST_TESTS := configuration_vaswani modeling_vaswani generation_vaswani decoding_vaswani int8_vaswani pipeline_vaswani \
+	checkpoint_vaswani library_features stock_tools trainer train tokenizer hub translate versions
+test-oldest: $(SETUP) $(OLDEST)/.set-up
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest --numprocesses auto $(OLDEST_TESTS:%=tests/test_%.py)
+	OTHER_PYTHON=$(abspath $(BIN)/python) $(OLDEST)/bin/pytest -m slow tests/test_versions.py
+
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,11 +42,20 @@ format: $(SETUP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(OLDEST) demo
 
 # Pinned versions, so that every machine gets the same; torch first, lest another package choose its build.
+define set-up # the environment, its constraints
+	$(1)/bin/pip install --quiet --constraint $(2) torch
+	$(1)/bin/pip install --quiet --constraint $(2) --editable '.[train,plots,dev]'
+	touch $@
+endef
+
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,plots,dev]'
-	touch $@
+	$(call set-up,$(VENV),constraints.txt)
+
+$(OLDEST)/.set-up: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(OLDEST)
+	sed 's/^transformers==.*/transformers==5.18.0/' constraints.txt > $(OLDEST)/constraints.txt
+	$(call set-up,$(OLDEST),$(OLDEST)/constraints.txt)

@@ -4,8 +4,9 @@ Importing the package registers the model, after which `AutoConfig`, `AutoModel`
 `pipeline("translation")` know it.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
-from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
+from .versions_vaswani import OLDEST  # isort: skip  # noqa: F401 (first, for its check)
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, pipelines
 
 from .checkpoint_vaswani import check_weights
 from .configuration_vaswani import TABLE_3, VaswaniConfig
@@ -19,9 +20,11 @@ AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig)
 AutoModel.register(VaswaniConfig, VaswaniModel)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration)
 
-# transformers 5 refuses the name of the task before it looks for it in its registry.
-REMOVED_TASKS.pop("translation", None)
-PIPELINE_REGISTRY.register_pipeline("translation", VaswaniTranslationPipeline, AutoModelForSeq2SeqLM, type="text")
+# From 5.19 on, transformers refuses the name of the task before it looks for it in its registry.
+getattr(pipelines, "REMOVED_TASKS", {}).pop("translation", None)
+pipelines.PIPELINE_REGISTRY.register_pipeline(
+    "translation", VaswaniTranslationPipeline, AutoModelForSeq2SeqLM, type="text"
+)
 VaswaniConfig.pipelines_are_registered = True
 
 # Every checkpoint carries the code that it needs.

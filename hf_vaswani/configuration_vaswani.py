@@ -1,5 +1,7 @@
 """Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017), in the paper's terms."""
 
+from .versions_vaswani import OLDEST  # isort: skip  # noqa: F401 (first, for its check)
+
 from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches

@@ -142,6 +142,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             )
         if generation_config.max_extra_tokens is not None and generation_config.max_extra_tokens < 0:
             raise ValueError(f"max_extra_tokens must not be negative, got {generation_config.max_extra_tokens}.")
+        if model_kwargs.get("past_key_values") is not None:
+            generation_config.fast_decoding = False
         self._check_ensemble(model_kwargs)
         return generation_config, model_kwargs
 
@@ -236,7 +238,7 @@ class VaswaniGenerationMixin(GenerationMixin):
     def _is_fast(self, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs) -> bool:
         """Whether all that is asked for is what `decoding_vaswani.py` does."""
         config = generation_config
-        mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+        mask = model_kwargs.get("attention_mask")
         given = {name for name, value in model_kwargs.items() if value is not None and value is not False}
         return (
             config.fast_decoding
@@ -247,7 +249,6 @@ class VaswaniGenerationMixin(GenerationMixin):
             and config._pad_token_tensor is not None
             and given <= ORDINARY_INPUTS
             and (mask is None or (mask.dim() == 2 and bool(mask.any(-1).all())))
-            and not getattr(cache, "_is_user_defined", False)
             and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor)
             and all(_is_known_criterion(criterion, config) for criterion in stopping_criteria)
             and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(input_ids.device.type))

@@ -4,6 +4,8 @@ positions, attention, feed-forward, layers, stacks, the model, its tied output p
 Shapes in comments: `batch` sentences, `source` and `target` positions, `h` heads.
 """
 
+from .versions_vaswani import OLDEST  # isort: skip  # noqa: F401 (first, for its check)
+
 import math
 from collections.abc import Callable
 
@@ -22,7 +24,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, slice_logits_to_keep
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
@@ -724,7 +726,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         Args:
             labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): Target tokens, -100 where there is
                 none. Without `decoder_input_ids`, the decoder reads them shifted right.
-            logits_to_keep (`int` or `torch.Tensor`, *optional*): Positions whose logits to compute; 0 means all.
+            logits_to_keep (`int` or 1-D `torch.Tensor`, *optional*): Compute the logits of this many last positions,
+                or of these positions; 0 means all.
             num_items_in_batch (`int` or `torch.Tensor`, *optional*): Labels of the whole batch, over all devices and
                 accumulated parts. The loss is divided by it; by the labels at hand when not given.
             skip_logits (`bool`, defaults to `False`): Compute the loss without keeping the logits, which are then
@@ -759,7 +762,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         )
         hidden_states = outputs.last_hidden_state
         skip_logits = skip_logits and self._projection_is_its_weight()
-        logits = None if skip_logits else self.lm_head(slice_logits_to_keep(hidden_states, logits_to_keep))
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = None if skip_logits else self.lm_head(hidden_states[:, kept])
         loss = None
         if labels is not None:
             loss = self._loss(hidden_states, logits, labels.to(hidden_states.device), num_items_in_batch)

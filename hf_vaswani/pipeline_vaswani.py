@@ -23,7 +23,6 @@ class VaswaniTranslationPipeline(Pipeline):
     """
 
     _load_tokenizer = True
-    _pipeline_calls_generate = True
 
     BATCH_SIZE_OF_LISTS = 16
     SHOW_PROGRESS_FROM = 200  # sentences
@@ -104,7 +103,7 @@ class VaswaniTranslationPipeline(Pipeline):
     def _forward(self, model_inputs: dict, **generate_kwargs) -> dict:
         """`output_ids` of shape `(batch, returned sequences, target)`."""
         is_empty = model_inputs.pop("is_empty")
-        sequences = self.model.generate(**model_inputs, **self._prepare_generate_kwargs(generate_kwargs))
+        sequences = self.model.generate(**model_inputs, **generate_kwargs)
         if not isinstance(sequences, torch.Tensor):
             sequences = sequences.sequences
         return {"output_ids": sequences.unflatten(0, (len(model_inputs["input_ids"]), -1)), "is_empty": is_empty}

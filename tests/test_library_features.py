@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from accelerate import infer_auto_device_map
 from conftest import tiny_config, tiny_model
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from test_generation_vaswani import batch_of
 from torch.distributed.tensor import DTensor
@@ -37,6 +39,7 @@ LEARNED = torch.tensor(
 TARGET = torch.tensor([[1, 14, 6, 28, 33], [1, 9, 9, 21, 4], [1, 30, 11, 2, 0]])
 INPUTS = {"input_ids": SOURCE, "attention_mask": (SOURCE != PAD).long()}
 STEPS = 10
+PLANS_OF_5_21 = Version(transformers.__version__) >= Version("5.21")
 
 
 @functools.cache
@@ -732,7 +735,9 @@ def test_with_flash_attention_padded_sources_are_read_as_without(monkeypatch):
 def test_every_rule_of_the_tensor_parallel_plan_names_something(model):
     modules = {re.sub(r"\.\d+\.", ".*.", name) for name, _ in model.named_modules()}
     matrices = ("_proj", "fc1", "fc2", "embed_tokens", "shared", "lm_head")
-    assert set(model.tp_plan) == {name for name in modules if name.endswith(matrices)}
+    # Before 5.21, transformers adds a rule of its own to the plan of every model with tied embeddings.
+    of_the_library = set() if PLANS_OF_5_21 else {"model.embed_tokens"}
+    assert set(model.tp_plan) == {name for name in modules if name.endswith(matrices)} | of_the_library
 
 
 def gradients_of(model, **options) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -779,14 +784,15 @@ def half_a_model_each(rank: int, folder: str) -> None:
 
 
 @pytest.mark.skipif(
-    torch.accelerator.current_accelerator() is not None,
+    torch.version.cuda is not None or torch.accelerator.is_available(),
     reason="transformers puts the halves on the accelerators that PyTorch was built for",
 )
 def test_two_processes_with_half_a_model_each_compute_what_one_does(tmp_path):
+    odd = 41 if PLANS_OF_5_21 else 42  # transformers before 5.21 refuses what does not divide evenly
     variants = {
         "tied": {},
-        "odd": {"vocab_size": 41, "position_embedding": "learned"},
-        "odd-untied": {"vocab_size": 41, "tie_word_embeddings": False, "attention_bias": True},
+        "odd": {"vocab_size": odd, "position_embedding": "learned"},
+        "odd-untied": {"vocab_size": odd, "tie_word_embeddings": False, "attention_bias": True},
     }
     for name, fields in variants.items():
         taught_model(**fields).save_pretrained(tmp_path / f"model-{name}")

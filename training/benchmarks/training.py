@@ -73,7 +73,7 @@ LENGTHS = [2**power for power in range(4, 13)]
 
 
 def device() -> torch.device:
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
 def now() -> float:
