@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from conftest import tiny_config
+from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from training import demo
 from training.cli import main
+from training.inference.checkpoint_files import count_parameters
 from training.paper import GENERATION
 
 
@@ -165,3 +168,182 @@ def test_a_kernel_of_the_hub_is_foreign_code(folder, run, capsys):
     assert run("translate", folder) == 1
     message = one_line(capsys)
     assert "attn_implementation" in message and "somebody/kernel" in message and "--trust-remote-code" in message
+
+
+def write_weights(folder: Path, weights: dict) -> None:
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "checksums.json").unlink()
+
+
+def weights_of(folder: Path) -> dict:
+    return load_file(folder / "model.safetensors")
+
+
+FC1 = "model.decoder.layers.1.feed_forward.fc1.weight"
+MISFITS = {
+    "more layers": (lambda folder: edit(folder / "config.json", decoder_layers=3), "missing", "decoder.layers.2"),
+    "fewer layers": (lambda folder: edit(folder / "config.json", decoder_layers=1), "unexpected", "decoder.layers.1"),
+    "untied": (lambda folder: edit(folder / "config.json", tie_word_embeddings=False), "missing", "lm_head.weight"),
+    "learned": (lambda folder: edit(folder / "config.json", position_embedding="learned"), "missing", "positions"),
+    "wider": (lambda folder: edit(folder / "config.json", d_ff=32), "mismatched", "[24, 16], expected [32, 16]"),
+    "one tensor": (lambda folder: write_weights(folder, {FC1: weights_of(folder)[FC1]}), "missing", "shared"),
+    "other names": (
+        lambda folder: write_weights(folder, {f"x.{name}": tensor for name, tensor in weights_of(folder).items()}),
+        "unexpected",
+        "x.model.",
+    ),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+@pytest.mark.parametrize("command", ["translate", "average"])
+def test_weights_that_do_not_fit_are_an_error(folder, run, capsys, command, misfit, tmp_path):
+    spoil, kind, name = MISFITS[misfit]
+    spoil(folder)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert str(folder) in message and kind in message and name in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", LOADING)
+def test_every_command_refuses_weights_that_are_missing(folder, run, capsys, command, tmp_path):
+    weights = weights_of(folder)
+    del weights[FC1]
+    write_weights(folder, weights)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert str(folder) in message and "missing" in message and FC1 in message
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [*((name, float("nan")) for name in LOADING), ("translate", float("inf")), ("translate", float("-inf"))],
+)
+def test_a_weight_that_is_no_number_is_named(folder, run, capsys, command, value):
+    weights = weights_of(folder)
+    weights[FC1][3, 5] = value
+    write_weights(folder, weights)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert str(folder) in message and FC1 in message and "finite" in message
+
+
+@pytest.mark.parametrize("command", LOADING)
+def test_an_epsilon_that_is_no_number_is_named(folder, run, capsys, command):
+    edit(folder / "config.json", layer_norm_eps=float("nan"))
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert "config.json" in message and "layer_norm_eps" in message and "nan" in message
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_length_penalty_that_is_no_number_is_refused(folder, run, capsys, value):
+    with pytest.raises(SystemExit) as stop:
+        run("translate", folder, f"--length-penalty={value}")
+    assert stop.value.code == 2
+    assert f"--length-penalty: must be a finite number, got {value}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("translate", ["--format", "jsonl"]), ("score-pairs", ["--tokens"]), ("score-pairs", [])]
+)
+def test_a_score_that_is_no_number_is_an_error(folder, run, capsys, command, words):
+    """Finite weights overflow in float32, too."""
+    weights = weights_of(folder)
+    weights["model.shared.weight"][10:20] *= 1e38
+    write_weights(folder, weights)
+    assert run(command, folder, *words) == 1
+    out = capsys.readouterr()
+    assert "nan" in out.err and "finite" in out.err
+    assert "NaN" not in out.out
+
+
+def test_a_changed_configuration_is_named(folder, run, capsys):
+    """Of a dropout, which no weight depends on, so that nothing else tells."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dropout": 0.7}))
+    assert run("translate", folder) == 1
+    message = one_line(capsys)
+    assert f"{folder / 'config.json'}" in message and "SHA-256" in message and "checksums.json" in message
+    checksums = json.loads((folder / "checksums.json").read_text())
+    del checksums["config.json"]
+    (folder / "checksums.json").write_text(json.dumps(checksums))
+    assert run("translate", folder) == 0
+    VaswaniForConditionalGeneration.from_pretrained(folder).save_pretrained(folder)
+    assert json.loads((folder / "checksums.json").read_text())["config.json"]
+    assert run("translate", folder) == 0
+
+
+def test_a_search_changed_by_hand_is_used_with_a_warning(folder, run, caplog, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_beams": 2}))
+    assert run("translate", folder) == 0
+    assert f"{path} was changed after the model was saved" in caplog.text
+    assert VaswaniForConditionalGeneration.from_pretrained(folder).generation_config.num_beams == 2
+
+
+def test_an_earlier_versions_checksums_are_of_the_weights_alone(folder, run):
+    checksums = json.loads((folder / "checksums.json").read_text())
+    assert set(checksums) == {"model.safetensors", "config.json", "generation_config.json"}
+    (folder / "checksums.json").write_text(json.dumps({"model.safetensors": checksums["model.safetensors"]}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dropout": 0.7}))
+    assert run("translate", folder) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decoder_layers": 10**9},
+        {"encoder_layers": 10**7, "d_ff": 1},
+        {"vocab_size": 10**10},
+        {"max_position_embeddings": 10**10, "position_embedding": "learned"},
+        {"d_model": 10**8},
+    ],
+)
+@pytest.mark.parametrize("command", LOADING)
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(folder, run, capsys, command, fields):
+    edit(folder / "config.json", **fields)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert "config.json" in message and " GB" in message and "parameters" in message
+    assert all(f"{name} {value}" in message for name, value in fields.items() if name != "position_embedding")
+
+
+def test_a_model_to_train_that_is_larger_than_the_memory_is_refused(folder, run, capsys):
+    words = ["--model_overrides", '{"decoder_layers": 1000000000}']
+    assert run("train --tokenizer_from", folder, *words) == 1
+    assert "decoder_layers 1000000000" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_new_tokens": 10**12}, {"max_length": 10**12}, {"max_extra_tokens": 10**12}, {"num_beams": 10**9}]
+)
+def test_a_search_larger_than_the_memory_is_refused(folder, run, capsys, fields):
+    (name, value), *_ = fields.items()
+    edit(folder / "generation_config.json", **fields)
+    assert run("translate", folder) == 1
+    message = one_line(capsys)
+    assert "generation_config.json" in message and f"{name} {value}" in message and " GB" in message
+
+
+def test_more_beams_than_the_memory_holds_are_refused(folder, run, capsys):
+    assert run("translate", folder, "--num-beams", "1000000000") == 1
+    assert "num_beams 1000000000" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attention_bias": True},
+        {"tie_word_embeddings": False},
+        {"position_embedding": "learned", "max_position_embeddings": 50},
+        {"encoder_layers": 3, "decoder_layers": 1, "d_k": 7},
+    ],
+)
+def test_parameters_are_counted_without_building_the_model(fields):
+    config = tiny_config(**fields)
+    assert count_parameters(config) == VaswaniForConditionalGeneration(config).num_parameters()

@@ -1,6 +1,7 @@
 """Token ids in, translations out: a batch of sentences through `generate()`, with scores and log probabilities."""
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from hf_vaswani import VaswaniConfig
+
 from .batches import by_threads, token_batches
+from .checkpoint_files import check_search
 from .forced_decoding import TokenTexts, id_log_probabilities
 from .loading import position_limit
 
@@ -153,7 +157,10 @@ class Search:
         self.log_probabilities = log_probabilities or (scores and not self.search_scores)
         if self.log_probabilities and len(models) > 1:
             raise ValueError("Log probabilities are of one model; several have a score, of beam search.")
-        self.options = {**generate_kwargs, "num_return_sequences": n_best}
+        self.options = {**generate_kwargs, "num_return_sequences": n_best, "return_dict_in_generate": False}
+        if isinstance(self.model.config, VaswaniConfig):
+            settings = {**self.model.generation_config.to_dict(), **self.options}
+            check_search(self.model.config, settings, "The search")
         if sampling is not None:
             self.options |= {"do_sample": True, "num_beams": 1}
         if len(models) > 1:
@@ -206,6 +213,11 @@ class Search:
             numbers = id_log_probabilities(self.model, self.tokenizer, sources, sequences, self.batch_tokens)
         if scores is None:
             scores = [sum(row) for row in numbers]
+        if (wrong := next((score for score in scores if not math.isfinite(score)), None)) is not None:
+            raise ValueError(
+                f"A translation has the score {wrong}; expected a finite number. The model computes in "
+                f"{self.model.dtype}."
+            )
         translations = [
             Translation(text, score, [(self.token_texts[token], number) for token, number in zip(sequence, row)])
             for text, score, sequence, row in zip(texts, scores, sequences, numbers)
