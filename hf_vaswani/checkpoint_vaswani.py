@@ -1,12 +1,18 @@
 """Checkpoints that notice damage: weights are saved with their checksums, and loaded only if they still have them.
 
 A safetensors file that was cut short does not open, but one with a flipped bit does, and gives another model. A file
-of another size than was saved has been replaced, which is nobody's damage. When the stock Trainer resumes, and when
-PEFT loads an adapter, they read the weights themselves, without this check.
+of another size than was saved has been replaced, which is nobody's damage.
+
+`config.json` has a checksum too: with another one the weights are another model, so any change is an error.
+`generation_config.json` says how to search, which a user may change by hand: a change is a warning. Saving the model
+again renews both. Checkpoints of earlier versions have neither checksum, and load as before.
+
+When the stock Trainer resumes, and when PEFT loads an adapter, they read the weights themselves, without this check.
 """
 
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -16,7 +22,11 @@ from transformers.utils.hub import cached_file
 from .int8_vaswani import Int8Linear
 
 
+logger = logging.getLogger(__name__)
+
+
 CHECKSUMS_NAME = "checksums.json"
+CONFIG_NAME, GENERATION_NAME = "config.json", "generation_config.json"
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -24,6 +34,12 @@ INDEX_NAME = "model.safetensors.index.json"
 def weight_files(folder: str | os.PathLike) -> dict[str, Path]:
     """The files of model weights in a folder, and their index, by name."""
     return {path.name: path for path in sorted(Path(folder).glob("model*.safetensors*")) if path.is_file()}
+
+
+def checked_files(folder: str | os.PathLike) -> dict[str, Path]:
+    """The files in a folder that have checksums, by name: weights and configurations."""
+    configurations = {name: Path(folder, name) for name in (CONFIG_NAME, GENERATION_NAME)}
+    return weight_files(folder) | {name: path for name, path in configurations.items() if path.is_file()}
 
 
 def checksum(path: Path) -> dict:
@@ -49,12 +65,13 @@ def read_checksums(folder: str | os.PathLike, name: str = CHECKSUMS_NAME) -> dic
 
 
 def check_weights(folder: str | os.PathLike) -> None:
-    """Compares the weights in a folder with its checksums, if it has any.
+    """Compares weights and configurations in a folder with its checksums, if it has any.
 
     Raises:
-        OSError: A file of weights is not the one that was saved.
+        OSError: A file of weights or `config.json` is not the one that was saved.
     """
     saved = read_checksums(folder)
+    _check_configurations(Path(folder), saved or {})
     for name, path in weight_files(folder).items() if saved is not None else ():
         if name not in saved:
             raise OSError(
@@ -69,6 +86,19 @@ def check_weights(folder: str | os.PathLike) -> None:
                 f"Get it again (from the Hub: force_download=True); if it was changed on purpose, delete "
                 f"{path.with_name(CHECKSUMS_NAME)}."
             )
+
+
+def _check_configurations(folder: Path, saved: dict[str, dict]) -> None:
+    path = folder / CONFIG_NAME
+    if CONFIG_NAME in saved and path.is_file() and (found := checksum(path)["sha256"]) != saved[CONFIG_NAME]["sha256"]:
+        raise OSError(
+            f"{path} is not the one that was saved with the weights: its SHA-256 is {found}, in {CHECKSUMS_NAME} it is "
+            f"{saved[CONFIG_NAME]['sha256']}. Get it again; if it was changed on purpose, remove {CONFIG_NAME} from "
+            f"{CHECKSUMS_NAME}, and save the model again to renew that."
+        )
+    path = folder / GENERATION_NAME
+    if GENERATION_NAME in saved and path.is_file() and checksum(path) != saved[GENERATION_NAME]:
+        logger.warning("%s was changed after the model was saved. Saving it again renews %s.", path, CHECKSUMS_NAME)
 
 
 def check_index(path: str | os.PathLike) -> None:
@@ -95,7 +125,7 @@ class VaswaniCheckpointMixin:
             raise ValueError(
                 "An 8-bit model cannot be saved: save the one it was made from, and call to_int8() on it."
             )
-        self._weights_before = {name: _version(path) for name, path in weight_files(save_directory).items()}
+        self._weights_before = {name: _version(path) for name, path in checked_files(save_directory).items()}
         super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
         if is_main_process:
             self._remove_replaced(save_directory)
@@ -115,8 +145,8 @@ class VaswaniCheckpointMixin:
     def _write_checksums(self, folder: str | os.PathLike) -> None:
         """Of the files that were written now; what was said of others stays."""
         in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-        files = weight_files(folder)
-        if not files or (in_group and torch.distributed.get_rank() != 0):
+        files = checked_files(folder)
+        if not weight_files(folder) or (in_group and torch.distributed.get_rank() != 0):
             return
         try:
             earlier = read_checksums(folder) or {}

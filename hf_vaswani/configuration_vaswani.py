@@ -2,6 +2,7 @@
 
 from .versions_vaswani import OLDEST  # isort: skip  # noqa: F401 (first, for its check)
 
+import math
 from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
@@ -94,7 +95,7 @@ class VaswaniConfig(PreTrainedConfig):
         d_k (`int`, *optional*): Width of each head's queries and keys; `d_model / num_heads` when not given.
         d_v (`int`, *optional*): Width of each head's values; `d_model / num_heads` when not given.
         encoder_layers (`int`, defaults to 6): Layers `N` of the encoder.
-        decoder_layers (`int`, defaults to 6): Layers `N` of the decoder.
+        decoder_layers (`int`, defaults to 6): Layers `N` of the decoder, at least 1.
         dropout (`float`, defaults to 0.1): `P_drop`, on each sub-layer's output and on the embedded inputs
             (section 5.4).
         attention_dropout (`float`, defaults to 0.0): Dropout on the attention weights; the paper has none.
@@ -209,18 +210,18 @@ class VaswaniConfig(PreTrainedConfig):
 
     def validate_architecture(self):
         """Part of the `strict` validation that runs after `__init__` and before saving."""
-        for name in ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings"):
+        sizes = ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings")
+        for name in (*sizes, "decoder_layers"):  # without the decoder's cache, searches lose count of the positions
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+        if self.encoder_layers < 0:
+            raise ValueError(f"encoder_layers must not be negative, got {self.encoder_layers}.")
         for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
         for name in ("layer_norm_eps", "embedding_init_std"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
         if self.position_embedding not in POSITION_EMBEDDINGS:
             raise ValueError(
                 f"position_embedding must be one of {', '.join(POSITION_EMBEDDINGS)}, got {self.position_embedding!r}."

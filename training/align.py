@@ -10,7 +10,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from .data.readers import read_parallel
 from .inference import alignment
 from .inference.loading import DTYPES, load_checkpoint
-from .options import positive
+from .options import add_trust, positive
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -33,10 +33,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--head", type=positive, help="head of that layer, from 1 (the mean of them)")
     parser.add_argument("--batch-tokens", type=positive, default=4096, help="tokens of a batch (%(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
+    add_trust(parser)
     args = parser.parse_args(argv)
     translations, groups = read_parallel(args.translations, [args.sources])
     sources = [group[0] for group in groups]
-    model, tokenizer = load_checkpoint(args.model, args.dtype)
+    model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
     logging.basicConfig(format="%(message)s")
     alignment.logger.setLevel(logging.INFO)
     with logging_redirect_tqdm(), tqdm(total=len(sources), unit=" pairs", desc="Aligning") as progress:

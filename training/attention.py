@@ -7,7 +7,7 @@ from pathlib import Path
 from .files import write_whole
 from .inference.attention_maps import PICTURES, TITLES, attention_maps, attention_page, draw_attention
 from .inference.loading import load_checkpoint
-from .options import positive
+from .options import add_trust, positive
 
 
 def head_number(text: str) -> int | str:
@@ -29,13 +29,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--head", type=head_number, default="mean", help="head, from 1; mean, or all in a grid (%(default)s)"
     )
+    add_trust(parser)
     args = parser.parse_args(argv)
     output = Path(args.output)
     if output.suffix not in (".html", *PICTURES):
         parser.error(f"--output {output}: must end in .html, {', '.join(PICTURES)}")
     if not output.parent.is_dir():
         parser.error(f"--output {output}: no such folder")
-    attention = attention_maps(*load_checkpoint(args.model), args.source, args.target)
+    checkpoint = load_checkpoint(args.model, trust_remote_code=args.trust_remote_code)
+    attention = attention_maps(*checkpoint, args.source, args.target)
     if output.suffix == ".html":
         page = attention_page(attention, args.kind, args.layer, args.head)
         write_whole(output, page)

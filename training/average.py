@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from .options import add_trust
 from .trainer.averaging import average, last_checkpoints
 
 
@@ -14,13 +15,14 @@ def main(argv: list[str] | None = None) -> None:
     which.add_argument("--checkpoints", nargs="+", help="checkpoint folders to average")
     parser.add_argument("--last", type=int, default=5, help="with --run: how many; the paper: 5, big 20 (%(default)s)")
     parser.add_argument("--output", required=True, help="checkpoint folder to write")
+    add_trust(parser)
     args = parser.parse_args(argv)
     checkpoints = args.checkpoints
     if args.run:
         if args.last < 1:
             parser.error(f"--last must be at least 1, got {args.last}")
         checkpoints = last_checkpoints(args.run, args.last)
-    average(checkpoints, args.output)
+    average(checkpoints, args.output, trust_remote_code=args.trust_remote_code)
     print(f"{args.output}: mean of " + ", ".join(Path(folder).name for folder in checkpoints))
 
 

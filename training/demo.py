@@ -26,7 +26,7 @@ from .inference.corpus import Corpus, Line, translate_window
 from .inference.loading import DTYPES, load_checkpoint, source_limit
 from .inference.search import Search, Translation
 from .inference.workers import Processes
-from .options import positive
+from .options import add_trust, positive
 
 
 MOST_LINES = 100
@@ -175,19 +175,19 @@ def import_gradio() -> ModuleType:
     return gradio
 
 
-def make_page(name: str, dtype: str = "auto"):
+def make_page(name: str, dtype: str = "auto", trust_remote_code: bool = False):
     """The page, as a `gradio.Blocks` whose `launch()` serves it.
 
     Args:
         name (`str`): Checkpoint folder or Hub repository.
-        dtype (`str`): As of `load_checkpoint`.
+        dtype (`str`), trust_remote_code (`bool`): As of `load_checkpoint`.
 
     Raises:
         ImportError: Gradio is not installed.
         OSError: No such checkpoint.
     """
     gr = import_gradio()
-    translator = Translator(*load_checkpoint(name, dtype))
+    translator = Translator(*load_checkpoint(name, dtype, trust_remote_code=trust_remote_code))
     default = translator.model.generation_config
 
     @contextlib.contextmanager
@@ -307,12 +307,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--port", type=positive, help="port to serve at (the first free one from 7860)")
     parser.add_argument("--share", action="store_true", help="serve at a public address too, through gradio.live")
     parser.add_argument("--write-space", metavar="FOLDER", help="serve nothing: write a Space that does, for the Hub")
+    add_trust(parser)
     args = parser.parse_args(argv)
     version = import_gradio().__version__
     if args.write_space is not None:
         print(*write_space(args.model, args.write_space, version), sep="\n")
         return
-    make_page(args.model, args.dtype).launch(server_name=args.host, server_port=args.port, share=args.share)
+    make_page(args.model, args.dtype, args.trust_remote_code).launch(
+        server_name=args.host, server_port=args.port, share=args.share
+    )
 
 
 if __name__ == "__main__":

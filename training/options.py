@@ -1,6 +1,7 @@
-"""Option types for argparse that several commands share."""
+"""Command-line options and option types for argparse that several commands share."""
 
 import argparse
+import math
 
 
 def positive(text: str) -> int:
@@ -22,3 +23,19 @@ def share(text: str) -> float:
     if not 0 < float(text) <= 1:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
     return float(text)
+
+
+def finite(text: str) -> float:
+    """A number that is neither NaN nor infinite, for argparse."""
+    if not math.isfinite(float(text)):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")
+    return float(text)
+
+
+def add_trust(parser: argparse._ActionsContainer) -> None:
+    """The option of every command that loads a checkpoint."""
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python code that comes with a foreign model or tokenizer (refused otherwise)",
+    )

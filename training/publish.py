@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from .evaluation.test_sets import read_texts
-from .options import above_zero
+from .options import above_zero, add_trust
 from .publishing.hub import TestSet, publish, write_card_only
 from .publishing.model_card import Wishes, read_report
 
@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--message", default="Upload the model", help="of the commit (%(default)s)")
     add("--card-only", nargs="?", const="", metavar="FOLDER", help="push nothing: write the card (to the checkpoint)")
     add("--keep", choices=("folder", "repository"), help="whose card, if people wrote different things in both")
+    add_trust(parser)
 
     card = parser.add_argument_group("what the card says and no run records")
     card.add_argument("--license", type=license_identifier, help="of the weights, as the Hub calls it: cc-by-4.0 "
@@ -86,10 +87,11 @@ def main(argv: list[str] | None = None) -> None:
         texts.baselines = [(Path(file).name, lines) for file, lines in texts.baselines]
         files = [args.test_sources, *args.test_references]
         test = TestSet(_test_name(args.test_sources), texts, files, args.tokenized)
+    trust = args.trust_remote_code
     if args.card_only is not None:
-        print(write_card_only(args.checkpoint, args.card_only or args.checkpoint, repo, wishes, test))
+        print(write_card_only(args.checkpoint, args.card_only or args.checkpoint, repo, wishes, test, trust))
         return
-    print(publish(args.checkpoint, repo, args.private, args.revision, args.message, wishes, args.keep, test))
+    print(publish(args.checkpoint, repo, args.private, args.revision, args.message, wishes, args.keep, test, trust))
 
 
 if __name__ == "__main__":

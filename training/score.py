@@ -29,7 +29,7 @@ from .evaluation.test_sets import Texts, named_test_set, read_texts, target_lang
 from .files import write_whole
 from .inference.loading import DTYPES, load_checkpoint
 from .inference.translation import translate
-from .options import positive
+from .options import add_trust, positive
 
 
 LENGTH_BOUNDS = [10, 20, 30, 40, 50]
@@ -84,7 +84,7 @@ def _use_model(args: argparse.Namespace, texts: Texts) -> list[Figure]:
     """The model's perplexity of the references; it also translates unless there are translations."""
     from .evaluation.perplexity import perplexities  # score_pairs, which it needs, imports this module
 
-    model, tokenizer = load_checkpoint(args.model, args.dtype)
+    model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
     if texts.hypotheses is None:
         with tqdm(total=len(texts.sources), unit=" sentences", desc="Translating") as progress:
             translations = translate(model, tokenizer, texts.sources, args.batch_tokens, progress)
@@ -133,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_trust(parser)
     other = parser.add_argument_group("other")
+    add_trust(other)
     output = other.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--markdown", action="store_true", help="print Markdown")

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from .data.readers import read_parallel
 from .inference.forced_decoding import TokenTexts, token_log_probabilities
 from .inference.loading import DTYPES, load_checkpoint
-from .options import positive
+from .options import add_trust, positive
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -21,10 +21,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokens", action="store_true", help="print a JSON object a line, with every token's share")
     parser.add_argument("--batch-tokens", type=positive, default=4096, help="tokens of a batch (%(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
+    add_trust(parser)
     args = parser.parse_args(argv)
     translations, groups = read_parallel(args.translations, [args.sources])
     sources = [group[0] for group in groups]
-    model, tokenizer = load_checkpoint(args.model, args.dtype)
+    model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
     with tqdm(total=len(sources), unit=" pairs", desc="Scoring") as progress:
         results = token_log_probabilities(model, tokenizer, sources, translations, args.batch_tokens, progress)
     texts = TokenTexts(tokenizer)
@@ -33,7 +34,8 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{sum(numbers):.4f}")
             continue
         shares = [[texts[token], round(number, 4)] for token, number in zip(tokenizer(text)["input_ids"], numbers)]
-        print(json.dumps({"log_probability": round(sum(numbers), 4), "tokens": shares}, ensure_ascii=False))
+        line = {"log_probability": round(sum(numbers), 4), "tokens": shares}
+        print(json.dumps(line, ensure_ascii=False, allow_nan=False))
     sys.stdout.flush()
 
 

@@ -22,7 +22,7 @@ from .inference.loading import DTYPES, MAX_SOURCE_TOKENS, load_ensemble, source_
 from .inference.resumable_output import PartialOutput, fingerprint
 from .inference.search import Sampling, Search
 from .inference.workers import Processes, launch
-from .options import above_zero, positive, share
+from .options import above_zero, add_trust, finite, positive, share
 
 
 logger = logging.getLogger(__name__)
@@ -48,12 +48,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--processes", type=positive, default=1, help="processes to start, on as many accelerators or all on the CPU")
     add("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
     add("--num-beams", type=positive, help="instead of the checkpoint's")
-    add("--length-penalty", type=float, help="instead of the checkpoint's (the paper's α: 0.6)")
+    add("--length-penalty", type=finite, help="instead of the checkpoint's (the paper's α: 0.6)")
     add("--sample", action="store_true", help="draw translations at random, instead of searching for the likeliest")
     add("--temperature", type=above_zero, help="of --sample (1)")
     add("--top-k", type=positive, help="of --sample: from so many likeliest tokens (all)")
     add("--top-p", type=share, help="of --sample: from the likeliest tokens with this probability together (all)")
     add("--seed", type=int, help="of --sample: another draws other translations (0)")
+    add_trust(parser)
     return parser
 
 
@@ -109,7 +110,7 @@ def load_corpus(args: argparse.Namespace, device: torch.device) -> Corpus:
     Raises:
         ValueError: The command line asks for what the models cannot do.
     """
-    models, tokenizer = load_ensemble(args.model, args.dtype, device)
+    models, tokenizer = load_ensemble(args.model, args.dtype, device, args.trust_remote_code)
     search = Search(
         models,
         tokenizer,

@@ -248,6 +248,6 @@ def attention_page(
         "shown": {"kind": kind, "layer": layer - 1, "head": None if head == "mean" else head - 1},
     }
     # Without "<", no text can end the script element or open a comment in it.
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     template = (resources.files(__package__) / "attention.html").read_text(encoding="utf-8")
     return template.replace("__DATA__", text, 1)

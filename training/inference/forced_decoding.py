@@ -1,5 +1,7 @@
 """Token log probabilities of given translations by forced decoding."""
 
+import math
+
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -29,6 +31,9 @@ def id_log_probabilities(
 
     Returns:
         `list[list[float]]`: For each pair, one log probability per target token.
+
+    Raises:
+        ValueError: The model gives a token NaN or an infinite number.
     """
     results: list[list[float]] = [[]] * len(sources)
     for batch in token_batches([max(len(s), len(t)) for s, t in zip(sources, targets)], batch_tokens):
@@ -40,6 +45,11 @@ def id_log_probabilities(
         log_probabilities = -F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
         for index, row in zip(batch, log_probabilities.tolist()):
             results[index] = row[: len(targets[index])]
+            if (wrong := next((number for number in results[index] if not math.isfinite(number)), None)) is not None:
+                raise ValueError(
+                    f"Pair {index + 1} of {len(sources)}: the model gives a token the log probability {wrong}; "
+                    f"expected a finite number. It computes in {model.dtype}."
+                )
         if progress is not None:
             progress.update(len(batch))
     return results

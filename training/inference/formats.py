@@ -41,7 +41,7 @@ def as_jsonl(number: int, source: str, translations: list[Translation]) -> str:
         for translation in translations
         if source.strip()
     ]
-    return json.dumps({"source": source, "translations": rows}, ensure_ascii=False) + "\n"
+    return json.dumps({"source": source, "translations": rows}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 FORMATS: dict[str, Format] = {"text": as_text, "nbest": as_nbest, "jsonl": as_jsonl}

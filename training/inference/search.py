@@ -1,6 +1,7 @@
 """Translate batches of token ids through `generate()`, with scores and log probabilities."""
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from hf_vaswani import VaswaniConfig
+
 from .batches import by_threads, share_of_batches, token_batches
+from .checkpoint_files import check_search
 from .forced_decoding import TokenTexts, id_log_probabilities
 from .loading import position_limit
 
@@ -159,7 +163,10 @@ class Search:
             raise ValueError(
                 f"Log probabilities need a single model, got an ensemble of {len(models)}, which has beam scores only."
             )
-        self.options = {**generate_kwargs, "num_return_sequences": n_best}
+        self.options = {**generate_kwargs, "num_return_sequences": n_best, "return_dict_in_generate": False}
+        if isinstance(self.model.config, VaswaniConfig):
+            settings = {**self.model.generation_config.to_dict(), **self.options}
+            check_search(self.model.config, settings, "The search")
         if sampling is not None:
             self.options |= {"do_sample": True, "num_beams": 1}
         if len(models) > 1:
@@ -229,6 +236,11 @@ class Search:
             log_probabilities = id_log_probabilities(self.model, self.tokenizer, sources, sequences, self.batch_tokens)
         if scores is None:
             scores = [sum(row) for row in log_probabilities]
+        if (wrong := next((score for score in scores if not math.isfinite(score)), None)) is not None:
+            raise ValueError(
+                f"A translation has the score {wrong}; expected a finite number. The model computes in "
+                f"{self.model.dtype}."
+            )
         translations = [
             Translation(text, score, [(self.token_texts[token], value) for token, value in zip(sequence, row)])
             for text, score, sequence, row in zip(texts, scores, sequences, log_probabilities)

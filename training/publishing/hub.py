@@ -12,7 +12,6 @@ from sacrebleu.metrics.base import Metric
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_vaswani
-from hf_vaswani import VaswaniForConditionalGeneration
 
 from ..evaluation.compound_split import LANGUAGES
 from ..evaluation.metrics import DEFAULT_METRICS, build_metrics, compare, measure
@@ -86,20 +85,17 @@ class TestSet:
         return shlex.join([*words, "--bootstrap"])
 
 
-def check_checkpoint(folder: Path) -> Checkpoint:
+def check_checkpoint(folder: Path, trust_remote_code: bool = False) -> Checkpoint:
     """Loads a checkpoint, if somebody who pulls it could do so too.
 
     Raises:
         FileNotFoundError: A file is missing that a stranger needs, such as the model's code.
         OSError: The weights are damaged.
-        ValueError: The tokenizer does not belong to the model, or the weights are not all there.
+        ValueError: As of `load_checkpoint`.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder.")
-    model, tokenizer = load_checkpoint(str(folder))
-    _, report = VaswaniForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
-    if wrong := {name: sorted(keys) for name, keys in report.items() if keys}:
-        raise ValueError(f"{folder}: the weights do not fit the model: {wrong}.")
+    model, tokenizer = load_checkpoint(str(folder), trust_remote_code=trust_remote_code)
     needed = {*CODE, "checksums.json", "generation_config.json", "tokenizer.json"}
     if missing := sorted(name for name in needed if not (folder / name).is_file()):
         raise FileNotFoundError(f"{folder} has no {', '.join(missing)}: load the model and save it again.")
@@ -225,6 +221,7 @@ def publish(
     wishes: Wishes | None = None,
     keep: str | None = None,
     test: TestSet | None = None,
+    trust_remote_code: bool = False,
 ) -> str:
     """Push a checkpoint with its card in one commit. What is on the Hub already is not sent again.
 
@@ -237,6 +234,7 @@ def publish(
         wishes (`Wishes`, *optional*): What is to stand in the card and no run records.
         keep (`str`, *optional*): See `earlier_card`.
         test (`TestSet`, *optional*): To be translated and scored.
+        trust_remote_code (`bool`): As of `load_checkpoint`.
 
     Returns:
         The commit's address.
@@ -246,7 +244,7 @@ def publish(
         ValueError: The card that is there cannot be renewed.
         huggingface_hub.errors.HfHubHTTPError: The Hub refuses; nothing is changed there.
     """
-    checkpoint = check_checkpoint(Path(folder))
+    checkpoint = check_checkpoint(Path(folder), trust_remote_code)
     earlier = earlier_card(Path(folder), repo_id, revision, keep)
     card, files = renewed_card(checkpoint, repo_id, wishes or Wishes(), earlier, test)
     api = HfApi()
@@ -282,6 +280,7 @@ def write_card_only(
     repo: str,
     wishes: Wishes | None = None,
     test: TestSet | None = None,
+    trust_remote_code: bool = False,
 ) -> Path:
     """Write the card, and the picture in it, to a folder; nothing is pushed.
 
@@ -289,9 +288,9 @@ def write_card_only(
         folder (`str`): Checkpoint folder.
         output (`str`): Where the card goes; one that is there is renewed.
         repo (`str`): Where the model is to be found, `user/name`.
-        wishes, test: As of `publish`.
+        wishes, test, trust_remote_code: As of `publish`.
     """
-    checkpoint = check_checkpoint(Path(folder))
+    checkpoint = check_checkpoint(Path(folder), trust_remote_code)
     card, files = renewed_card(checkpoint, repo, wishes or Wishes(), _read_card(Path(output) / CARD), test)
     Path(output).mkdir(parents=True, exist_ok=True)
     for name, content in {CARD: card.encode(), **files}.items():

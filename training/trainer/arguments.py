@@ -63,6 +63,11 @@ class ModelArguments:
         metadata={"help": "With init_from: train low-rank adapters of this rank only, and merge them at the end."},
     )
 
+    trust_remote_code: bool = field(
+        default=False,
+        metadata={"help": "Run the Python code that comes with a foreign tokenizer; refused otherwise."},
+    )
+
     def __post_init__(self):
         check_positive(self, "extend_vocabulary", "lora_rank")
         for name in ("extend_vocabulary", "lora_rank"):

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from hf_vaswani import VaswaniForConditionalGeneration
 
+from ..inference.loading import load_model, load_tokenizer
 from .arguments import VaswaniTrainingArguments
 from .checkpoints import (
     checkpoint_folders,
@@ -53,7 +54,13 @@ def last_checkpoints(run: str, count: int) -> list[Path]:
     return checkpoints
 
 
-def average(checkpoints: list[str | Path], output: str, notes: dict | None = None, replace: bool = False) -> None:
+def average(
+    checkpoints: list[str | Path],
+    output: str,
+    notes: dict | None = None,
+    replace: bool = False,
+    trust_remote_code: bool = False,
+) -> None:
     """Write the mean of the checkpoints' weights, with the tokenizer and settings of the last one.
 
     Args:
@@ -62,9 +69,10 @@ def average(checkpoints: list[str | Path], output: str, notes: dict | None = Non
             went into it.
         notes (`dict`, *optional*): To be added there.
         replace (`bool`): Whether an average that is there already gives way.
+        trust_remote_code (`bool`): As of `load_tokenizer`.
 
     Raises:
-        ValueError: No checkpoints, adapters, or configurations that differ.
+        ValueError: No checkpoints, adapters, configurations that differ, or what `load_model` refuses.
         FileExistsError: `output` is there already.
     """
     if not checkpoints:
@@ -72,9 +80,7 @@ def average(checkpoints: list[str | Path], output: str, notes: dict | None = Non
     check_output(Path(output), replace)
     sums: dict[str, torch.Tensor] = {}
     for folder in checkpoints:
-        if (Path(folder) / "adapter_config.json").is_file():
-            raise ValueError(f"{folder} holds an adapter, not a model's weights; average the merged models.")
-        model = VaswaniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        model = load_model(folder, VaswaniForConditionalGeneration, dtype=torch.float32)
         config = model.config.to_diff_dict()
         if not sums:
             first_config = config
@@ -88,7 +94,7 @@ def average(checkpoints: list[str | Path], output: str, notes: dict | None = Non
             weight.copy_(sums[name] / len(checkpoints))
 
     record = {"method": "mean of the weights", "checkpoints": [str(folder) for folder in checkpoints], **(notes or {})}
-    write_checkpoint(model, AutoTokenizer.from_pretrained(checkpoints[-1]), Path(output), record, replace)
+    write_checkpoint(model, load_tokenizer(checkpoints[-1], trust_remote_code), Path(output), record, replace)
 
 
 def check_output(output: Path, replace: bool) -> None:
@@ -122,7 +128,7 @@ def write_checkpoint(
     with naming_what_failed(output.parent, what, lambda: shutil.rmtree(partial, ignore_errors=True)):
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        (partial / RECORD).write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         sync(partial)
     if output.exists():
         output.rename(earlier)
@@ -178,7 +184,7 @@ class MovingAverage(TrainerCallback):
         if not (folder / RECORD).is_file():
             raise FileNotFoundError(f"{folder}: no moving average was kept; it cannot begin in the middle of a run.")
         module = self.averaged.module
-        saved = type(module).from_pretrained(folder, dtype=module.dtype)
+        saved = load_model(folder, type(module), dtype=module.dtype)
         with torch.no_grad():
             for mine, theirs in zip(module.parameters(), saved.parameters()):
                 mine.copy_(theirs)
@@ -192,7 +198,7 @@ def mean_swapped_in(model: PreTrainedModel, checkpoints: list[Path]) -> Iterator
     own = [weight.data for weight in weights]
     sums = [weight.to("cpu", torch.float64, copy=True) for weight in own]
     for folder in checkpoints:
-        for total, weight in zip(sums, type(model).from_pretrained(folder, dtype=torch.float32).parameters()):
+        for total, weight in zip(sums, load_model(folder, type(model), dtype=torch.float32).parameters()):
             total += weight.detach()
     try:
         for weight, total in zip(weights, sums):

@@ -7,12 +7,15 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
-from transformers import AutoTokenizer, EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.configuration_vaswani import TABLE_3
 
 from ..data.tokenizer import parts_of_new_tokens
+from ..inference.checkpoint_files import check_folder
+from ..inference.loading import load_model as load_checked
+from ..inference.loading import load_tokenizer
 from .arguments import ModelArguments, VaswaniTrainingArguments
 from .checkpoints import PARTIAL, clear_partial, naming_what_failed, put_in_place
 
@@ -39,13 +42,7 @@ def starting_checkpoint(init_from: str) -> Path:
             folder = Path(snapshot_download(init_from, ignore_patterns=["*/*"]))  # not the run's own checkpoints
         except (OSError, HFValidationError) as error:
             raise FileNotFoundError(f"init_from {init_from}: no such folder, and not on the Hub: {error}") from error
-    if (folder / "adapter_config.json").is_file():
-        raise ValueError(f"init_from {init_from}: an adapter, not a model. Name a folder with the merged weights.")
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"init_from {init_from}: no checkpoint, there is no config.json in it.")
-    kind = VaswaniConfig.get_config_dict(folder)[0].get("model_type")
-    if kind != VaswaniConfig.model_type:
-        raise ValueError(f"init_from {init_from}: a model of type {kind!r}, expected {VaswaniConfig.model_type!r}.")
+    check_folder(folder, ours=True)
     return folder
 
 
@@ -94,10 +91,14 @@ def load_model(
             f"vocab_size={model_args.vocab_size}: with init_from the vocabulary is that of {folder}, "
             f"{config.vocab_size} tokens, to which extend_vocabulary adds."
         )
-    model = VaswaniForConditionalGeneration.from_pretrained(
-        str(folder), config=config, dtype=torch.float32, attn_implementation=model_args.attn_implementation
+    model = load_checked(
+        folder,
+        VaswaniForConditionalGeneration,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation=model_args.attn_implementation,
     )
-    own = AutoTokenizer.from_pretrained(folder)
+    own = load_tokenizer(folder, model_args.trust_remote_code)
     if (largest := max(own.get_vocab().values())) >= config.vocab_size:
         raise ValueError(f"{folder}: the tokenizer has an id {largest}, the model {config.vocab_size} embeddings.")
     if model_args.extend_vocabulary:

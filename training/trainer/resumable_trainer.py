@@ -22,6 +22,7 @@ from transformers import Seq2SeqTrainer, TrainerCallback
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import TrainOutput
 
+from ..inference.checkpoint_files import check_fit, naming
 from .checkpoints import (
     PARTIAL,
     PROGRESS_NAME,
@@ -202,10 +203,11 @@ class SafeTrainer(Seq2SeqTrainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        if self.accelerator.is_fsdp2:
-            self._issue_warnings_after_load(load_weights(self.model, resume_from_checkpoint))
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with naming(resume_from_checkpoint):
+            if self.accelerator.is_fsdp2:
+                self._issue_warnings_after_load(load_weights(self.model, resume_from_checkpoint))
+            else:
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._resumed_from = resume_from_checkpoint
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -220,10 +222,21 @@ class SafeTrainer(Seq2SeqTrainer):
         self.lr_scheduler.load_state_dict(next(states))
 
     def _load_best_model(self) -> None:
-        if self.accelerator.is_fsdp2:
-            self._issue_warnings_after_load(load_weights(self.model, self.state.best_model_checkpoint))
-        else:
-            super()._load_best_model()
+        with naming(self.state.best_model_checkpoint):
+            if self.accelerator.is_fsdp2:
+                self._issue_warnings_after_load(load_weights(self.model, self.state.best_model_checkpoint))
+            else:
+                super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result) -> None:
+        """The stock Trainer would go on with weights that are missing, after a warning.
+
+        Raises:
+            ValueError: Weights are missing or unexpected.
+        """
+        tied = set(self.model.all_tied_weights_keys)
+        keys = {"missing": set(load_result.missing_keys) - tied, "unexpected": set(load_result.unexpected_keys) - tied}
+        check_fit("The checkpoint", keys)
 
     def _begin(self) -> None:
         """Cleans up after a run that was killed, and takes up what it had counted.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, set_seed
+from transformers import GenerationConfig, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import has_length
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
@@ -16,6 +16,8 @@ from ..data.encoding import FilteredStream, filter_by_length, tokenize
 from ..data.pairs import load_hub_pairs, load_pairs
 from ..data.readers import DataError
 from ..data.tokenizer import extend_tokenizer, train_tokenizer
+from ..inference.checkpoint_files import check_size
+from ..inference.loading import load_tokenizer
 from ..paper import GENERATION, paper_learning_rate
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
 from .averaging import write_average
@@ -113,17 +115,18 @@ def get_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of the checkpoint that the run goes on from or starts with, or of `tokenizer_from`; otherwise one
     learned, or extended, from both sides of the training pairs, and saved in `output_dir`."""
+    trust = model_args.trust_remote_code
     if checkpoint or model_args.tokenizer_from or (start and not model_args.extend_vocabulary):
-        return AutoTokenizer.from_pretrained(checkpoint or model_args.tokenizer_from or start)
+        return load_tokenizer(checkpoint or model_args.tokenizer_from or start, trust)
     with args.main_process_first(desc="learning the vocabulary", local=False):  # output_dir is shared
         if args.process_index == 0:
             texts = (text for side in ("source", "target") for batch in train.iter(1000) for text in batch[side])
             if start:
-                tokenizer = extend_tokenizer(AutoTokenizer.from_pretrained(start), texts, model_args.extend_vocabulary)
+                tokenizer = extend_tokenizer(load_tokenizer(start, trust), texts, model_args.extend_vocabulary)
             else:
                 tokenizer = train_tokenizer(texts, model_args.vocab_size, show_progress=not args.disable_tqdm)
             save_tokenizer(tokenizer, Path(args.output_dir))
-        return AutoTokenizer.from_pretrained(args.output_dir)
+        return load_tokenizer(args.output_dir, trust)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
@@ -157,6 +160,7 @@ def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         config = VaswaniConfig.from_table3(model_args.model, **{"vocab_size": len(tokenizer), **special, **overrides})
     except (TypeError, StrictDataclassError) as error:
         raise ValueError(f"model_overrides {overrides}: {' '.join(str(error).split())}") from error
+    check_size(config, f"model {model_args.model}, model_overrides {overrides}")
     model = VaswaniForConditionalGeneration._from_config(config, attn_implementation=model_args.attn_implementation)
     model.generation_config = GenerationConfig(**special, **GENERATION)
     return model

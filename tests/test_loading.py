@@ -1,0 +1,349 @@
+"""Whatever is read as a checkpoint: foreign code does not run, and what is broken is one line."""
+
+import io
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from conftest import tiny_config
+from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from training import demo
+from training.cli import main
+from training.inference.checkpoint_files import count_parameters
+from training.paper import GENERATION
+
+
+@pytest.fixture(scope="module")
+def original(tokenizer, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    torch.manual_seed(0)
+    model = VaswaniForConditionalGeneration(tiny_config(vocab_size=len(tokenizer)))
+    model.generation_config = GenerationConfig(
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, **GENERATION
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original, tmp_path) -> Path:
+    """A checkpoint to spoil."""
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a command on a checkpoint, with answers of "y" on standard input; gives the status."""
+    (tmp_path / "en").write_text("the man sleeps\nthe child sees a book\n", encoding="utf-8")
+    (tmp_path / "de").write_text("der Mann schläft\ndas Kind sieht ein Buch\n", encoding="utf-8")
+    gradio = MagicMock()
+    gradio.__version__ = "6.0"
+    monkeypatch.setattr(demo, "import_gradio", lambda: gradio)
+    texts = {"en": str(tmp_path / "en"), "de": str(tmp_path / "de"), "out": str(tmp_path / "out")}
+
+    def run(command: str, model: Path, *more: str) -> int:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"y\n" * 20)))
+        words = [word.format(model=model, **texts) for word in COMMANDS[command].split()]
+        return main([*words, *more])
+
+    return run
+
+
+COMMANDS = {
+    "translate": "translate --model {model} --input {en}",
+    "translate-stdin": "translate --model {model}",
+    "score": "score --model {model} --sources {en} --references {de}",
+    "score-pairs": "score-pairs --model {model} --sources {en} --translations {de}",
+    "align": "align --model {model} --sources {en} --translations {de}",
+    "attention": "attention --model {model} --source man --output {out}.html",
+    "average": "average --checkpoints {model} {model} --output {out}",
+    "publish": "publish --checkpoint {model} --card-only {out}",
+    "demo": "demo --model {model}",
+    "train --init_from": "train --init_from {model} --train_files {en} {de} --output_dir {out} --max_steps 1 "
+    "--report_to none --source_tokens_per_update 50 --target_tokens_per_update 50",
+    "train --tokenizer_from": "train --tokenizer_from {model} --train_files {en} {de} --output_dir {out} "
+    "--max_steps 1 --report_to none --source_tokens_per_update 50 --target_tokens_per_update 50 "
+    '--model_overrides {{"d_model":16,"d_ff":16,"num_heads":2,"encoder_layers":1,"decoder_layers":1}}',
+}
+OURS_ONLY = {"average", "train --init_from"}
+LOADING = [name for name in COMMANDS if name != "train --tokenizer_from"]
+
+
+def edit(path: Path, **fields) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    (path.parent / "checksums.json").unlink(missing_ok=True)
+
+
+def one_line(capsys) -> str:
+    """The one line on standard error, without progress bars."""
+    lines = [line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "hf-vaswani " in line]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+CODE = """
+from pathlib import Path
+from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTokenizerFast
+
+Path({proof!r}).write_text("ran")
+
+class Config(BartConfig):
+    model_type = "foreign"
+
+class Model(BartForConditionalGeneration):
+    config_class = Config
+
+class Tokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+def plant(folder: Path, what: str) -> Path:
+    """Puts code into a checkpoint that writes a file, whose path is returned."""
+    proof = folder.parent / "proof"
+    (folder / "evil.py").write_text(CODE.format(proof=str(proof)))
+    if what == "model":
+        auto_map = {"AutoConfig": "evil.Config", "AutoModelForSeq2SeqLM": "evil.Model"}
+        edit(folder / "config.json", model_type="foreign", auto_map=auto_map)
+    elif what == "tokenizer":
+        auto_map = {"AutoTokenizer": [None, "evil.Tokenizer"]}
+        edit(folder / "tokenizer_config.json", tokenizer_class="EvilTokenizer", auto_map=auto_map)
+    elif what == "search":
+        (folder / "custom_generate").mkdir()
+        (folder / "evil.py").rename(folder / "custom_generate" / "generate.py")
+    elif what == "carried":
+        for name in ("modeling_vaswani.py", "configuration_vaswani.py"):
+            (folder / name).write_text(CODE.format(proof=str(proof)))
+    return proof
+
+
+@pytest.mark.parametrize(
+    ("command", "what"), [*((name, "model") for name in LOADING), *((name, "tokenizer") for name in COMMANDS)]
+)
+def test_foreign_code_is_refused_and_nothing_is_asked(folder, run, capsys, command, what):
+    proof = plant(folder, what)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    if what == "model" and command in OURS_ONLY:
+        assert "config.json: model_type: expected 'vaswani', found 'foreign'" in message
+    else:
+        assert str(folder) in message and "--trust-remote-code" in message
+    assert not proof.exists()
+    assert sys.stdin.readline() == "y\n"  # the first line: none was read
+
+
+@pytest.mark.parametrize("what", ["search", "carried"])
+@pytest.mark.parametrize("command", ["translate", "score-pairs", "average"])
+def test_code_beside_one_of_our_models_does_not_run(folder, run, command, what):
+    proof = plant(folder, what)
+    assert run(command, folder) == 0
+    assert not proof.exists()
+
+
+def test_carried_code_does_not_run_with_the_flag_either(folder, run):
+    """The classes of `hf_vaswani` are those that it stands for."""
+    proof = plant(folder, "carried")
+    assert run("score-pairs", folder, "--trust-remote-code") == 0
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("command", ["score-pairs", "average", "train --tokenizer_from"])
+def test_the_flag_runs_foreign_code(folder, run, command):
+    proof = plant(folder, "tokenizer")
+    assert run(command, folder, "--trust-remote-code") == 0
+    assert proof.read_text() == "ran"
+
+
+def test_a_kernel_of_the_hub_is_foreign_code(folder, run, capsys):
+    edit(folder / "config.json", attn_implementation="somebody/kernel")
+    assert run("translate", folder) == 1
+    message = one_line(capsys)
+    assert "attn_implementation" in message and "somebody/kernel" in message and "--trust-remote-code" in message
+
+
+def write_weights(folder: Path, weights: dict) -> None:
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "checksums.json").unlink()
+
+
+def weights_of(folder: Path) -> dict:
+    return load_file(folder / "model.safetensors")
+
+
+FC1 = "model.decoder.layers.1.feed_forward.fc1.weight"
+MISFITS = {
+    "more layers": (lambda folder: edit(folder / "config.json", decoder_layers=3), "missing", "decoder.layers.2"),
+    "fewer layers": (lambda folder: edit(folder / "config.json", decoder_layers=1), "unexpected", "decoder.layers.1"),
+    "untied": (lambda folder: edit(folder / "config.json", tie_word_embeddings=False), "missing", "lm_head.weight"),
+    "learned": (lambda folder: edit(folder / "config.json", position_embedding="learned"), "missing", "positions"),
+    "wider": (lambda folder: edit(folder / "config.json", d_ff=32), "mismatched", "[24, 16], expected [32, 16]"),
+    "one tensor": (lambda folder: write_weights(folder, {FC1: weights_of(folder)[FC1]}), "missing", "shared"),
+    "other names": (
+        lambda folder: write_weights(folder, {f"x.{name}": tensor for name, tensor in weights_of(folder).items()}),
+        "unexpected",
+        "x.model.",
+    ),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+@pytest.mark.parametrize("command", ["translate", "average"])
+def test_weights_that_do_not_fit_are_an_error(folder, run, capsys, command, misfit, tmp_path):
+    spoil, kind, name = MISFITS[misfit]
+    spoil(folder)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert str(folder) in message and kind in message and name in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", LOADING)
+def test_every_command_refuses_weights_that_are_missing(folder, run, capsys, command, tmp_path):
+    weights = weights_of(folder)
+    del weights[FC1]
+    write_weights(folder, weights)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert str(folder) in message and "missing" in message and FC1 in message
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [*((name, float("nan")) for name in LOADING), ("translate", float("inf")), ("translate", float("-inf"))],
+)
+def test_a_weight_that_is_no_number_is_named(folder, run, capsys, command, value):
+    weights = weights_of(folder)
+    weights[FC1][3, 5] = value
+    write_weights(folder, weights)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert str(folder) in message and FC1 in message and "finite" in message
+
+
+@pytest.mark.parametrize("command", LOADING)
+def test_an_epsilon_that_is_no_number_is_named(folder, run, capsys, command):
+    edit(folder / "config.json", layer_norm_eps=float("nan"))
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert "config.json" in message and "layer_norm_eps" in message and "nan" in message
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_length_penalty_that_is_no_number_is_refused(folder, run, capsys, value):
+    with pytest.raises(SystemExit) as stop:
+        run("translate", folder, f"--length-penalty={value}")
+    assert stop.value.code == 2
+    assert f"--length-penalty: must be a finite number, got {value}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("translate", ["--format", "jsonl"]), ("score-pairs", ["--tokens"]), ("score-pairs", [])]
+)
+def test_a_score_that_is_no_number_is_an_error(folder, run, capsys, command, words):
+    """Finite weights overflow in float32, too."""
+    weights = weights_of(folder)
+    weights["model.shared.weight"][10:20] *= 1e38
+    write_weights(folder, weights)
+    assert run(command, folder, *words) == 1
+    out = capsys.readouterr()
+    assert "nan" in out.err and "finite" in out.err
+    assert "NaN" not in out.out
+
+
+def test_a_changed_configuration_is_named(folder, run, capsys):
+    """Of a dropout, which no weight depends on, so that nothing else tells."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dropout": 0.7}))
+    assert run("translate", folder) == 1
+    message = one_line(capsys)
+    assert f"{folder / 'config.json'}" in message and "SHA-256" in message and "checksums.json" in message
+    checksums = json.loads((folder / "checksums.json").read_text())
+    del checksums["config.json"]
+    (folder / "checksums.json").write_text(json.dumps(checksums))
+    assert run("translate", folder) == 0
+    VaswaniForConditionalGeneration.from_pretrained(folder).save_pretrained(folder)
+    assert json.loads((folder / "checksums.json").read_text())["config.json"]
+    assert run("translate", folder) == 0
+
+
+def test_a_search_changed_by_hand_is_used_with_a_warning(folder, run, caplog, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_beams": 2}))
+    assert run("translate", folder) == 0
+    assert f"{path} was changed after the model was saved" in caplog.text
+    assert VaswaniForConditionalGeneration.from_pretrained(folder).generation_config.num_beams == 2
+
+
+def test_an_earlier_versions_checksums_are_of_the_weights_alone(folder, run):
+    checksums = json.loads((folder / "checksums.json").read_text())
+    assert set(checksums) == {"model.safetensors", "config.json", "generation_config.json"}
+    (folder / "checksums.json").write_text(json.dumps({"model.safetensors": checksums["model.safetensors"]}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dropout": 0.7}))
+    assert run("translate", folder) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decoder_layers": 10**9},
+        {"encoder_layers": 10**7, "d_ff": 1},
+        {"vocab_size": 10**10},
+        {"max_position_embeddings": 10**10, "position_embedding": "learned"},
+        {"d_model": 10**8},
+    ],
+)
+@pytest.mark.parametrize("command", LOADING)
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(folder, run, capsys, command, fields):
+    edit(folder / "config.json", **fields)
+    assert run(command, folder) == 1
+    message = one_line(capsys)
+    assert "config.json" in message and " GB" in message and "parameters" in message
+    assert all(f"{name} {value}" in message for name, value in fields.items() if name != "position_embedding")
+
+
+def test_a_model_to_train_that_is_larger_than_the_memory_is_refused(folder, run, capsys):
+    words = ["--model_overrides", '{"decoder_layers": 1000000000}']
+    assert run("train --tokenizer_from", folder, *words) == 1
+    assert "decoder_layers 1000000000" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_new_tokens": 10**12}, {"max_length": 10**12}, {"max_extra_tokens": 10**12}, {"num_beams": 10**9}]
+)
+def test_a_search_larger_than_the_memory_is_refused(folder, run, capsys, fields):
+    (name, value), *_ = fields.items()
+    edit(folder / "generation_config.json", **fields)
+    assert run("translate", folder) == 1
+    message = one_line(capsys)
+    assert "generation_config.json" in message and f"{name} {value}" in message and " GB" in message
+
+
+def test_more_beams_than_the_memory_holds_are_refused(folder, run, capsys):
+    assert run("translate", folder, "--num-beams", "1000000000") == 1
+    assert "num_beams 1000000000" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attention_bias": True},
+        {"tie_word_embeddings": False},
+        {"position_embedding": "learned", "max_position_embeddings": 50},
+        {"encoder_layers": 3, "decoder_layers": 1, "d_k": 7},
+    ],
+)
+def test_parameters_are_counted_without_building_the_model(fields):
+    config = tiny_config(**fields)
+    assert count_parameters(config) == VaswaniForConditionalGeneration(config).num_parameters()

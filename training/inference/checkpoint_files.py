@@ -1,0 +1,358 @@
+"""Checks of a checkpoint's files before and after a library reads them; every error names the file."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from hf_vaswani import VaswaniConfig
+from hf_vaswani.checkpoint_vaswani import weight_files
+from hf_vaswani.generation_vaswani import LENGTH_PENALTY_FORMS
+
+
+CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+ADAPTER = "adapter_config.json"
+TRUST = "--trust-remote-code"
+
+BYTES = 4  # of a weight in float32
+BYTES_OF_A_LAYER = 50_000  # of Python objects, beside its weights; measured
+MOST_NAMES = 3  # in a message
+MOST_TEXT = 400  # characters of a library's message
+SELF_EXPLAINING = (ValueError, OSError, SafetensorError, StrictDataclassError)
+
+
+@contextlib.contextmanager
+def naming(place: str | Path) -> Iterator[None]:
+    """Turn whatever a library raises on reading a broken file into an error of one line that names the file.
+
+    Broken files make `transformers` raise TypeError, KeyError, AttributeError and others from deep inside, so every
+    Exception counts. Its type stands in the message where the text alone would not explain it.
+
+    Args:
+        place (`str` or `Path`): The file, or the checkpoint.
+
+    Raises:
+        OSError: A library raised one.
+        ValueError: A library raised anything else; foreign code that was refused is named as such.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            raise ValueError(refusal(place)) from error
+        if not isinstance(error, SELF_EXPLAINING):
+            text = f"{type(error).__name__}: {text}"
+        if len(text) > MOST_TEXT and type(error) is not ValueError:
+            text = f"{text[:MOST_TEXT]}..."
+        text = text if str(place) in text else f"{place}: {text}"
+        raise (OSError if isinstance(error, OSError) else ValueError)(text) from error
+
+
+def refusal(place: str | Path) -> str:
+    """The message about foreign code."""
+    return f"{place}: this checkpoint needs Python code of its own, which was not run. {TRUST} runs it: read it first."
+
+
+def read_object(path: Path) -> dict:
+    """The JSON object in a file.
+
+    Raises:
+        ValueError: It holds something else, or a number that JSON does not have; the message names the field.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected JSON, found: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {_shown(content)}.")
+    if (field := next(_not_finite(content), None)) is not None:
+        raise ValueError(f"{path}: {field[0]}: expected a finite number, found {field[1]}.")
+    return content
+
+
+def _not_finite(content: dict | list, path: str = "") -> Iterator[tuple[str, float]]:
+    """Fields whose value is NaN or infinite; the depth is that of the parser, which is limited."""
+    for name, value in content.items() if isinstance(content, dict) else enumerate(content):
+        if isinstance(value, dict | list):
+            yield from _not_finite(value, f"{path}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield f"{path}{name}", value
+
+
+def _shown(value) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def check_folder(folder: Path, trust_remote_code: bool = False, ours: bool = False) -> None:
+    """Check the files of a checkpoint that are there, before anything is built from them.
+
+    Args:
+        folder (`Path`): Of the checkpoint.
+        trust_remote_code (`bool`): Whether kernels that the configuration names may be downloaded and run.
+        ours (`bool`): Whether it must be a model of this project.
+
+    Raises:
+        FileNotFoundError: There is no `config.json`.
+        ValueError: A file is broken, a field has a wrong value, or the model needs more memory than there is.
+    """
+    if (folder / ADAPTER).is_file():
+        raise ValueError(f"{folder} holds an adapter, not a model's weights: name a folder with the merged weights.")
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder}: no checkpoint, there is no {CONFIG} in it.")
+    config = read_config(folder / CONFIG, trust_remote_code, ours)
+    if (folder / GENERATION).is_file():
+        check_generation(folder / GENERATION, config)
+    check_tokenizer_files(folder)
+    for path in weight_files(folder).values():
+        if path.suffix == ".safetensors":
+            with naming(path), safe_open(path, "pt"):
+                pass
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Raises ValueError for a broken file of a tokenizer; none need be there."""
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            read_object(folder / name)
+    if (folder / TOKENIZER).is_file():
+        with naming(folder / TOKENIZER):
+            Tokenizer.from_file(str(folder / TOKENIZER))
+
+
+def read_config(path: Path, trust_remote_code: bool = False, ours: bool = False) -> VaswaniConfig | None:
+    """The configuration, if it is one of this project's models.
+
+    Args:
+        path (`Path`): Of `config.json`.
+        trust_remote_code (`bool`): Whether kernels that it names may be downloaded and run.
+        ours (`bool`): Whether it must be a model of this project.
+
+    Raises:
+        ValueError: A field is wrong, or the model needs more memory than there is.
+    """
+    content = read_object(path)
+    _check_fields(path, content, CONFIG_FIELDS)
+    kernels = content.get("attn_implementation") or ""
+    if not trust_remote_code and any("/" in str(name) for name in _leaves(kernels)):
+        raise ValueError(f"attn_implementation {_shown(kernels)}: {refusal(path)}")
+    if (kind := content.get("model_type")) != VaswaniConfig.model_type:
+        if ours or kind is None:
+            raise ValueError(f"{path}: model_type: expected {VaswaniConfig.model_type!r}, found {kind!r}.")
+        return None
+    with naming(path):
+        config = VaswaniConfig.from_dict(content)
+    for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value < config.vocab_size:
+            raise ValueError(f"{path}: {name}: expected an id of the {config.vocab_size} tokens, found {value}.")
+    if config.activation_function not in ACT2FN:
+        raise ValueError(
+            f"{path}: activation_function: expected a name that transformers knows, as relu, "
+            f"found {_shown(config.activation_function)}."
+        )
+    check_size(config, path)
+    return config
+
+
+def _leaves(value) -> list:
+    return [leaf for item in value.values() for leaf in _leaves(item)] if isinstance(value, dict) else [value]
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_bool(value) -> bool:
+    return isinstance(value, bool)
+
+
+Rule = tuple[Callable[..., bool], str]
+COUNT: Rule = (_is_count, "a whole number of at least 0")
+POSITIVE: Rule = (lambda value: _is_count(value, 1), "a whole number of at least 1")
+NUMBER: Rule = (_is_number, "a number")
+ABOVE_ZERO: Rule = (lambda value: _is_number(value) and value > 0, "a number above 0")
+SHARE: Rule = (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1")
+BOOL: Rule = (_is_bool, "true or false")
+TEXT: Rule = (lambda value: isinstance(value, str), "a text")
+OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
+IDS: Rule = (
+    lambda value: _is_count(value) or (isinstance(value, list) and bool(value) and all(map(_is_count, value))),
+    "a token's id or a list of them",
+)
+ID_LIST: Rule = (lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of tokens' ids")
+
+# Fields of every model's configuration; those of VaswaniConfig are its own to check. `null` is for all of them.
+CONFIG_FIELDS: dict[str, Rule] = {
+    "model_type": TEXT,
+    "auto_map": OBJECT,
+    "custom_pipelines": OBJECT,
+    "attn_implementation": (lambda value: isinstance(value, str | dict), "a text or an object"),
+    "architectures": (lambda value: isinstance(value, list), "a list"),
+    "dtype": (lambda value: isinstance(getattr(torch, str(value), None), torch.dtype), "a type of torch, as float32"),
+}
+GENERATION_FIELDS: dict[str, Rule] = {
+    **dict.fromkeys(("num_beams", "num_return_sequences", "max_length", "max_new_tokens"), POSITIVE),
+    **dict.fromkeys(("min_length", "min_new_tokens", "max_extra_tokens", "top_k"), COUNT),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), COUNT),
+    "length_penalty": NUMBER,
+    "length_penalty_form": (lambda value: value in LENGTH_PENALTY_FORMS, " or ".join(LENGTH_PENALTY_FORMS)),
+    "early_stopping": (lambda value: isinstance(value, bool) or value == "never", 'true, false or "never"'),
+    **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty"), ABOVE_ZERO),
+    **dict.fromkeys(("top_p", "typical_p"), SHARE),
+    **dict.fromkeys(("do_sample", "use_cache", "fast_decoding", "renormalize_logits", "remove_invalid_values"), BOOL),
+    **dict.fromkeys(("output_scores", "output_logits", "output_attentions", "output_hidden_states"), BOOL),
+    "return_dict_in_generate": BOOL,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id"), COUNT),
+    **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), IDS),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ID_LIST),
+}
+TOKEN_IDS = [name for name, rule in GENERATION_FIELDS.items() if name.endswith("_token_id")]
+HARMLESS = {"transformers_version", "_from_model_config"}  # further fields that no search depends on
+
+
+def _check_fields(path: Path, content: dict, rules: dict[str, Rule]) -> None:
+    """Raises ValueError for a field that is not as its rule says."""
+    for name, (holds, expected) in rules.items():
+        value = content.get(name)
+        if value is not None and not holds(value):
+            raise ValueError(f"{path}: {name}: expected {expected}, found {_shown(value)}.")
+
+
+def check_generation(path: Path, config: VaswaniConfig | None) -> None:
+    """Check the settings of a search.
+
+    Args:
+        path (`Path`): Of `generation_config.json`.
+        config (`VaswaniConfig`, *optional*): Of the model; of another one, only types are checked.
+
+    Raises:
+        ValueError: A field is wrong, or the search needs more memory than there is.
+    """
+    content = read_object(path)
+    _check_fields(path, content, GENERATION_FIELDS)
+    if config is None:
+        return
+    for name in (*TOKEN_IDS, "suppress_tokens", "begin_suppress_tokens"):
+        value = content.get(name)
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and token >= config.vocab_size:
+                raise ValueError(f"{path}: {name}: expected ids of the {config.vocab_size} tokens, found {token}.")
+    check_search(config, content, path)
+
+
+def other_settings(content: dict) -> list[str]:
+    """Settings of a search that no rule here covers."""
+    return sorted(n for n, value in content.items() if value is not None and n not in {*GENERATION_FIELDS, *HARMLESS})
+
+
+def check_search(config: VaswaniConfig, settings: dict, place: str | Path) -> None:
+    """Raises ValueError for a search whose keys, values and scores of one sentence exceed the memory there is.
+
+    Args:
+        config (`VaswaniConfig`): Of the model.
+        settings (`dict`): Of `generate()`.
+        place (`str` or `Path`): Where the settings are from, for the message.
+    """
+    names = ("num_beams", "num_return_sequences", "max_length", "max_new_tokens", "max_extra_tokens", "min_length")
+    values = {name: settings.get(name) or 0 for name in names}
+    rows = max(1, values.pop("num_beams"), values.pop("num_return_sequences"))
+    tokens = max(1, *values.values())
+    if config.position_embedding == "learned":
+        tokens = min(tokens, config.max_position_embeddings)
+    of_a_token = BYTES * config.decoder_layers * config.num_heads * (config.d_k + config.d_v)
+    needed = rows * (tokens * (of_a_token + 8) + BYTES * config.vocab_size)
+    if needed > (available := psutil.virtual_memory().available):
+        asked = ", ".join(f"{name} {settings[name]}" for name in names if settings.get(name))
+        raise ValueError(
+            f"{place}: {asked}: a sentence would need up to {_gigabytes(needed)}, available are "
+            f"{_gigabytes(available)}."
+        )
+
+
+def count_parameters(config: VaswaniConfig) -> int:
+    """Parameters of a model, computed without building it."""
+    inner = config.num_heads * (2 * config.d_k + 2 * config.d_v)
+    biases = config.num_heads * (2 * config.d_k + config.d_v) + config.d_model
+    attention = config.d_model * inner + (biases if config.attention_bias else 0)
+    feed_forward = 2 * config.d_model * config.d_ff + config.d_ff + config.d_model
+    norm = 2 * config.d_model
+    layers = config.encoder_layers * (attention + feed_forward + 2 * norm)
+    layers += config.decoder_layers * (2 * attention + feed_forward + 3 * norm)
+    matrices = config.vocab_size * (1 if config.tie_word_embeddings else 2)
+    positions = 2 * config.max_position_embeddings if config.position_embedding == "learned" else 0
+    return layers + config.d_model * (matrices + positions)
+
+
+def check_size(config: VaswaniConfig, place: str | Path) -> None:
+    """Raises ValueError for a model whose weights, in float32, exceed the memory there is.
+
+    Args:
+        config (`VaswaniConfig`): Of the model.
+        place (`str` or `Path`): Where it is from, for the message.
+    """
+    layers, parameters = config.encoder_layers + config.decoder_layers, count_parameters(config)
+    needed = BYTES * parameters + BYTES_OF_A_LAYER * layers
+    if needed > (available := psutil.virtual_memory().available):
+        names = ["vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers"]
+        names += ["max_position_embeddings"] if config.position_embedding == "learned" else []
+        sizes = ", ".join(f"{name} {getattr(config, name)}" for name in names)
+        raise ValueError(
+            f"{place}: {parameters:,} parameters in {layers:,} layers need {_gigabytes(needed)}, available are "
+            f"{_gigabytes(available)} ({sizes})."
+        )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
+
+
+def check_fit(place: str | Path, report: dict) -> None:
+    """Raises ValueError where weights and configuration do not fit together.
+
+    Args:
+        place (`str` or `Path`): The checkpoint.
+        report (`dict`): What `from_pretrained(output_loading_info=True)` says of missing, unexpected and mismatched
+            keys.
+    """
+    found = [
+        f"{kind.removesuffix('_keys')}: {_some(sorted(map(_key, keys)))}" for kind, keys in report.items() if keys
+    ]
+    if found:
+        raise ValueError(f"{place}: the weights do not fit the model that {CONFIG} describes. {'; '.join(found)}.")
+
+
+def _key(key: str | tuple) -> str:
+    """A weight's name; of a mismatch `(name, shape found, shape expected)`, with the shapes."""
+    return key if isinstance(key, str) else f"{key[0]} {list(key[1])}, expected {list(key[2])}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{', '.join(names[:MOST_NAMES])}{more}"
+
+
+def check_finite(place: str | Path, model: PreTrainedModel) -> None:
+    """Raises ValueError for a weight with an element that is NaN or infinite; the message names the weight."""
+    if wrong := [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]:
+        raise ValueError(f"{place}: weights are not finite: {_some(wrong)}.")
