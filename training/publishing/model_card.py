@@ -64,7 +64,7 @@ TEST = re.compile(r"^(?=### )", re.MULTILINE)  # where the scores on one test se
 
 @dataclass(frozen=True)
 class Section:
-    """A generated section: its name, its text with the comments around it from `start` to `end`, and the text inside."""
+    """A generated section: its name, where it begins and ends with its comments, and the text between them."""
 
     name: str
     start: int
@@ -237,7 +237,7 @@ def eval_results(test: str, report: Report) -> list[EvalResult]:
 
 
 def _identifier(test: str) -> str:
-    """Of a test set, for the Hub, which takes results of one identifier for those of one set: no two names share it."""
+    """Of a test set, for the Hub; no two names share one, as results of one identifier are of one set there."""
     found = re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-")
     if found.replace("-", "_") == test:
         return found
