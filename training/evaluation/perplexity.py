@@ -10,6 +10,9 @@ from ..inference.forced_decoding import token_log_probabilities
 from .metrics import Figure, current_seed, ratio_interval
 
 
+TOO_LARGE = "infinite, and null in JSON: the probability of the references is too small for a float."
+
+
 def perplexities(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -33,11 +36,15 @@ def perplexities(
         n_bootstrap (`int`): Resamples of the sentences for the intervals; 0 for none.
         batch_tokens (`int`): Tokens of a batch on its longer side, padding included.
         name (`str`): Of the model, for the signature.
+
+    Raises:
+        ValueError: A log probability is not a number.
     """
     costs, tokens, words = (np.zeros(len(sources)) for _ in range(3))
     with tqdm(total=len(sources) * len(references), unit=" pairs", desc="Perplexity") as progress:
         for stream in references:
             found = token_log_probabilities(model, tokenizer, sources, stream, batch_tokens, progress)
+            _check_numbers(found, name)
             costs -= [math.fsum(numbers) for numbers in found]
             tokens += [len(numbers) for numbers in found]
             words += [len(text.split()) + 1 for text in stream]
@@ -45,11 +52,22 @@ def perplexities(
     for unit, counts in (("token", tokens), ("word", words)):
         with np.errstate(over="ignore"):  # too large for a float, it is inf
             score = float(np.exp(costs.sum() / counts.sum()))
-            interval = ratio_interval(np.exp, costs, counts, n_bootstrap)
+            interval = ratio_interval(np.exp, costs, counts, n_bootstrap) if math.isfinite(score) else None
         signature = f"nrefs:{len(references)}|unit:{unit}|end:counted"
         if interval is not None:
             signature += f"|bs:{n_bootstrap}|seed:{current_seed()}"
         details = {"count": int(counts.sum()), "log_probability": -float(costs.sum())}
         signature += f"|model:{name}"
-        figures.append(Figure(f"perplexity per {unit}", score, signature, interval, details, "lower is better."))
+        note = "lower is better." if math.isfinite(score) else TOO_LARGE
+        figures.append(Figure(f"perplexity per {unit}", score, signature, interval, details, note))
     return figures
+
+
+def _check_numbers(found: list[list[float]], name: str) -> None:
+    """Raises ValueError for a log probability that is not a number; minus infinity is one, of the probability 0."""
+    for line, numbers in enumerate(found, start=1):
+        if any(math.isnan(number) for number in numbers):
+            raise ValueError(
+                f"{name or 'the model'}: the log probability of reference {line} is not a number (NaN): its weights "
+                "are broken, or overflow in the type that it computes with."
+            )

@@ -38,7 +38,14 @@ class Report:
 
 
 def as_json(report: Report) -> str:
-    """One object; the first figure's parts stand at the top level too. A number that is not finite is null."""
+    """One object; the first figure's parts stand at the top level too. A score that is infinite is null.
+
+    Raises:
+        ValueError: A figure is not a number (NaN).
+    """
+    for figure in report.figures:
+        if math.isnan(figure.score):
+            raise ValueError(f"{figure.name} of {report.system} is not a number (NaN).")
     first, rest = report.figures[0], asdict(report)
     top = {"metric": first.name, "score": first.score, "signature": first.signature, **first.details}
     return json.dumps(finite({**top, **rest}), ensure_ascii=False, allow_nan=False)

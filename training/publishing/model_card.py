@@ -146,7 +146,9 @@ def _by_line(named: dict) -> dict:
 
 def _quoted(text: str) -> str:
     """A string of Python, on one line, in which no comment of HTML begins."""
-    return json.dumps(UNWRITABLE.sub("\ufffd", text), ensure_ascii=False).replace("<!--", "\\u003c!--")
+    return json.dumps(UNWRITABLE.sub("\ufffd", text), ensure_ascii=False, allow_nan=False).replace(
+        "<!--", "\\u003c!--"
+    )
 
 
 def _as_json(record: dict) -> bytes:
@@ -255,19 +257,39 @@ def read_report(path: str) -> Report:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file.")
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_number)
+        _check_finite(found, "")
         comparisons = [Comparison(**comparison) for comparison in found["comparisons"]]
         figures = [_figure(**figure) for figure in found["figures"]]
-        return Report(found["system"], found["sentences"], found["empty"], figures, comparisons)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {error!r}.") from error
+        report = Report(found["system"], found["sentences"], found["empty"], figures, comparisons)
+        eval_results("test", report), as_text(report, markdown=True)  # they need what the card needs
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {one_line(error)}.") from error
+    return report
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _check_finite(value: object, place: str) -> None:
+    """Raises ValueError, with the place of it, for a number that is too large for a float, such as 1e999."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            _check_finite(item, f"{place}.{name}".lstrip("."))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place} is not finite")
 
 
 def _figure(score: float | None, interval: dict | None, **more) -> Figure:
     """As JSON has it, where null is a perplexity that no float can hold."""
-    return Figure(
+    figure = Figure(
         score=math.inf if score is None else score, interval=Interval(**interval) if interval else None, **more
     )
+    if figure.digits not in range(10):
+        raise ValueError(f"{figure.name}: expected 0 to 9 digits, got {figure.digits}")
+    return figure
 
 
 def _signature(figure: Figure) -> str:
@@ -344,7 +366,10 @@ def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str
         return [("Updates, tokens and time", "not recorded (no `trainer_state.json` of these weights)")]
     values = run.values
     devices = run.record["noted"]["devices"] if run.record else 1
-    spent = cost(run.state, model.num_parameters(exclude_embeddings=True), devices)
+    try:
+        spent = cost(_measured(run.state), model.num_parameters(exclude_embeddings=True), devices)
+    except (KeyError, TypeError, ArithmeticError) as error:
+        raise DataError(f"{STATE_NAME}: its log cannot be read: {error!r}.") from error
     pairs = f" (about {spent.epochs * values['pairs']:,.0f} pairs)" if values.get("pairs") else ""
     rows = [("Updates", f"{spent.updates:,}"), ("Passes over the data", f"{spent.epochs:.1f}{pairs}")]
     source, target = spent.source_tokens, spent.target_tokens
@@ -362,6 +387,12 @@ def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str
         rows.append(("Floating point operations", text))
     rows.append(("Energy", _energy(spent.seconds, wishes.watts)))
     return rows
+
+
+def _measured(state: dict) -> dict:
+    """The same, without what was logged as a number that is not finite: null, as the run's records are read."""
+    known = ({name: value for name, value in entry.items() if value is not None} for entry in state["log_history"])
+    return {**state, "log_history": list(known)}
 
 
 def _rounded(count: int) -> str:
@@ -431,7 +462,9 @@ def _curves(run: Run) -> bytes | None:
     if run.state is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / STATE_NAME).write_text(json.dumps(run.state), encoding="utf-8")
+        (Path(folder) / STATE_NAME).write_text(
+            json.dumps(finite(_measured(run.state)), allow_nan=False), encoding="utf-8"
+        )
         try:
             draw_curves(folder, str(Path(folder) / CURVES))
         except ImportError as error:
