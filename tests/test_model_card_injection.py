@@ -221,7 +221,7 @@ def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint
     text = f"{card}\n"
     for content in files.values():
         json.loads(content, parse_constant=lambda constant: pytest.fail(constant))
-    assert [section.name for section in sections(text)] == SECTIONS
+    assert [section.name for section in sections(card.text)] == SECTIONS
     # As a reader sees it: the headings are those of the template, and what runs, loads or hides is not there.
     head = model_card.REGEX_YAML_BLOCK.search(text)
     tokens = MARKDOWN.parse(text[head.end() :])
