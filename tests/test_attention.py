@@ -210,6 +210,7 @@ def test_a_text_too_long_is_refused_with_the_size_before_it_is_translated(both, 
         part.save_pretrained(tmp_path / "model")
     monkeypatch.setattr("training.inference.attention_maps.translate", lambda *_: pytest.fail("translated"))
     output = tmp_path / "attention.html"
+    capsys.readouterr()
     words = ["attention", "--model", str(tmp_path / "model"), "--source", source, "--output", str(output)]
     assert main(words) == 1
     message = capsys.readouterr().err

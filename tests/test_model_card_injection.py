@@ -246,9 +246,10 @@ def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint
     assert one_line(named) == one_line(repo)
     # The metadata are those that were given.
     data = yaml.safe_load(head[2])
-    assert data["license"] == (wishes.license or "unknown") and data.get("language") == wishes.languages
+    assert data["license"] == (shown(wishes.license or "") or "unknown")
+    assert data.get("language") == (wishes.languages and [shown(language) for language in wishes.languages])
     if wishes.datasets:
-        assert data["datasets"] == wishes.datasets
+        assert data["datasets"] == [shown(name) for name in wishes.datasets]
     results = [result for entry in data.get("model-index", []) for result in entry["results"]]
     assert [result["dataset"]["name"] for result in results] == list(dict.fromkeys(tests))
     assert [metric["value"] for result in results for metric in result["metrics"]] == [12.5] * len(results)

@@ -53,7 +53,7 @@ def _read_result(path: Path) -> dict:
     for name, value in numbers.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise DataError(f"{path}: {name} is {value}, where a finite number is expected.")
-    if row not in TABLE_3:
+    if not isinstance(row, str) or row not in TABLE_3:
         raise DataError(f"{path}: there is no row {row!r} in Table 3.")
     return found
 

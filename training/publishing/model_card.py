@@ -203,16 +203,23 @@ def _metadata(repo: str, wishes: Wishes, values: dict) -> ModelCardData:
     results = [r for test, report in wishes.reports.items() for r in eval_results(test, report)]
     datasets = wishes.datasets or ([values["dataset_name"]] if values.get("dataset_name") else None)
     return ModelCardData(
-        language=wishes.languages,
-        license=wishes.license or UNKNOWN_LICENSE,
+        language=_lines(wishes.languages),
+        license=_lines(wishes.license) or UNKNOWN_LICENSE,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vaswani", "attention-is-all-you-need"],
-        datasets=datasets,
+        datasets=_lines(datasets),
         metrics=sorted({result.metric_type for result in results}) or None,
-        model_name=repo.split("/")[-1] if results else None,
+        model_name=one_line(repo.split("/")[-1]) if results else None,
         eval_results=results or None,
     )
+
+
+def _lines(value):
+    """Texts on one line each: YAML as it is written has not every character that stands for a line's end."""
+    if isinstance(value, list):
+        return [_lines(item) for item in value]
+    return one_line(value) if isinstance(value, str) else value
 
 
 def eval_results(test: str, report: Report) -> list[EvalResult]:
