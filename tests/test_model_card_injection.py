@@ -234,7 +234,7 @@ def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint
     blocks = [token.content for token in tokens if token.type == "html_block"]
     assert all(content.startswith(allowed) and content.count("<pre>") <= 1 for content in blocks)
     children = [child for token in tokens for child in token.children or []]
-    assert not [child for child in children if child.type in ("html_inline", "image")]
+    assert not [child.content for child in children if child.type in ("html_inline", "image")]
     links = {child.attrs["href"] for child in children if child.type == "link_open"}
     assert all(
         link.startswith(("https://arxiv.org/abs/1706.03762", "https://huggingface.co/datasets/")) for link in links

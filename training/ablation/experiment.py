@@ -178,10 +178,10 @@ def evaluate(trainer: VaswaniTrainer) -> dict:
     sources, references = pairs["source"][:], [pairs["target"][:]]
     budget = args.eval_tokens_per_device
     per_token, _ = perplexities(model, tokenizer, sources, references, batch_tokens=budget)
-    with tqdm(total=len(sources), unit=" sentences", desc="Translating", disable=args.disable_tqdm) as progress:
-        translations = translate(model, tokenizer, sources, budget, progress)
     if not math.isfinite(per_token.score):
         raise ValueError(f"{folder}: the perplexity is {per_token.score}, {per_token.note}")
+    with tqdm(total=len(sources), unit=" sentences", desc="Translating", disable=args.disable_tqdm) as progress:
+        translations = translate(model, tokenizer, sources, budget, progress)
     (bleu,) = measure(_bleu(args), translations, references)
     return {
         "parameters": model.num_parameters(),

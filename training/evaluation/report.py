@@ -157,7 +157,8 @@ def _grid(header: list[str], rows: list[list[str]], markdown: bool, right: set[i
     """A table; the columns in `right` are set to the right."""
     if markdown:
         rule = ["--:" if i in right else "---" for i in range(len(header))]
-        cells = [header, rule, *([as_markdown(cell) for cell in row] for row in rows)]
+        header, *rows = ([as_markdown(cell) for cell in row] for row in (header, *rows))
+        cells = [header, rule, *rows]
         return "\n".join(f"| {' | '.join(row)} |" for row in cells)
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     lines = [
