@@ -13,8 +13,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vaswani import TABLE_3, VaswaniConfig
 from training.ablation.experiment import Ablation, evaluate
 from training.ablation.rows import base_config, named_rows, row_config
-from training.ablation.table import summary, to_markdown, verdict
+from training.ablation.table import read_results, summary, to_markdown, verdict
 from training.cli import main
+from training.data.readers import DataError
 from training.demo_data import write_demo_data
 from training.inference.translation import translate
 from training.paper import PAPER
@@ -404,3 +405,31 @@ def test_a_picture_is_drawn(tmp_path):
 def test_without_a_finished_run_there_is_no_table(tmp_path, capsys):
     assert main(["ablate", "--output", str(tmp_path), "--table-only"]) == 1
     assert "no finished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"perplexity": math.inf}, "perplexity is inf"),
+        ({"bleu": math.nan}, "bleu is nan"),
+        ({"bleu": None}, "bleu is None"),
+        ({"row": "F"}, "no row 'F'"),
+        ({"row": ["base"]}, r"no row \['base'\]"),
+    ],
+)
+def test_a_result_that_no_table_can_hold_is_named(tmp_path, change, message):
+    path = tmp_path / "base" / "seed-0" / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"row": "base", "seed": 0, "perplexity": 5.0, "bleu": 25.0} | change))
+    with pytest.raises(DataError, match=rf"seed-0/result\.json: .*{message}"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize("number", [-math.inf, math.nan, -800.0])
+def test_a_run_whose_perplexity_is_not_finite_is_an_error(monkeypatch, tmp_path, number):
+    monkeypatch.setattr("training.ablation.experiment.load_checkpoint", lambda name: (None, None))
+    monkeypatch.setattr("training.evaluation.perplexity.token_log_probabilities", lambda *_: [[number]])
+    args = SimpleNamespace(output_dir=tmp_path, eval_tokens_per_device=100)
+    pairs = {"source": ["a"], "target": ["b"]}
+    with pytest.raises(ValueError, match=r"average-last: .*(infinite|NaN)|reference 1 is not a number"):
+        evaluate(SimpleNamespace(args=args, eval_dataset=pairs))

@@ -12,7 +12,7 @@ from test_translate import noisy_model
 
 from training.cli import main
 from training.data.tokenizer import train_tokenizer
-from training.inference.attention_maps import attention_maps, attention_page, draw_attention, token_labels
+from training.inference.attention_maps import Attention, attention_maps, attention_page, draw_attention, token_labels
 from training.inference.translation import translate
 
 
@@ -197,6 +197,46 @@ def test_a_picture_is_a_picture(both, tmp_path):
     pixels = image.imread(file)
     assert min(pixels.shape[:2]) > 150
     assert len({tuple(pixel) for pixel in pixels.reshape(-1, pixels.shape[2])[::7].tolist()}) > 20
+
+
+def test_a_text_too_long_is_refused_with_the_size_before_it_is_translated(both, tmp_path, monkeypatch, capsys):
+    """Two layers and heads: 3,000 tokens of source and 1 of target are (2 * 3000 ** 2 + 2 * 3001) * 2 numbers."""
+    model, tokenizer = both
+    source = "a " * 2999
+    length = len(tokenizer(source)["input_ids"])
+    numbers = 2 * (2 * length**2 + 2 * (length + 1))
+    assert numbers > 15_000_000
+    for part in both:
+        part.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr("training.inference.attention_maps.translate", lambda *_: pytest.fail("translated"))
+    output = tmp_path / "attention.html"
+    capsys.readouterr()
+    words = ["attention", "--model", str(tmp_path / "model"), "--source", source, "--output", str(output)]
+    assert main(words) == 1
+    [message] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hf-vaswani attention: ")]
+    assert f"{length:,} tokens of source" in message
+    assert f"{numbers * 4 / 1e6:,.0f} MB of memory" in message and f"{numbers * 7 / 1e6:,.0f} MB" in message
+    assert "may have 105 MB" in message and not output.exists()
+    monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("computed"))
+    with pytest.raises(ValueError, match=r"9 tokens of source and \d,\d+ of target"):
+        attention_maps(model, tokenizer, "a dog " * 2, source)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(1000, 1000), (3000, 3)])
+def test_a_picture_too_large_is_refused_with_its_size(columns, rows):
+    pytest.importorskip("matplotlib")
+    weights = {"cross": torch.ones(1, 1, rows, columns)}
+    attention = Attention("", "", ["a"] * columns, ["b"] * rows, ["b"] * rows, weights)
+    with pytest.raises(ValueError, match=rf"{rows:,} by {columns:,} tokens .* pixels, [\d,]+ MB"):
+        draw_attention(attention, "x.png")
+
+
+def test_attention_that_is_not_a_number_is_an_error(tokenizer):
+    model = noisy_model(tokenizer)
+    with torch.no_grad():
+        model.get_encoder().layers[0].self_attn.q_proj.weight[0] = float("nan")
+    with pytest.raises(ValueError, match="encoder self-attention has numbers that are not finite"):
+        attention_maps(model, tokenizer, "a dog", "ein Hund")
 
 
 def test_a_missing_matplotlib_is_named(attention, monkeypatch):

@@ -3,7 +3,9 @@
 import importlib
 import runpy
 import sys
+import tempfile
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,7 +186,7 @@ def page(checkpoint):
     pytest.importorskip("gradio")
     client = pytest.importorskip("gradio_client")
     page = demo.make_page(str(checkpoint))
-    _, address, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)
+    _, address, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, app_kwargs=demo.SERVER)
     yield client.Client(address, verbose=False)
     page.close()
 
@@ -202,6 +204,30 @@ def test_the_page_translates(page, translator, pairs):
     tokens, attention = page.predict(3, api_name="/look_into")
     assert tokens == token_table(found[3].translation)
     assert Elements(attention).elements[0][1]["srcdoc"].count(found[3].source) == 1
+
+
+def test_the_page_takes_no_files(page, tmp_path):
+    """By no address, and none is written; a file by its path neither."""
+    import httpx
+
+    (tmp_path / "secret").write_text("private")
+    written = Path(tempfile.gettempdir()) / "gradio"
+    before = set(written.rglob("*"))
+    files = {"files": ("a.txt", b"content")}
+    places = (
+        "gradio_api/upload",
+        "gradio_api/upload/",
+        "upload",
+        "gradio_api/process_recording",
+        "gradio_api/component_server",
+    )
+    for place in places:
+        answer = httpx.post(page.src + place, files=files)
+        assert (answer.status_code, answer.text) == (403, "This page takes no files."), place
+    assert httpx.post(page.src + "gradio_api/upload", content=b"content").status_code == 403
+    assert httpx.get(f"{page.src}gradio_api/file={tmp_path / 'secret'}").status_code in (403, 404)
+    assert set(written.rglob("*")) == before
+    assert httpx.get(page.src).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -223,7 +249,7 @@ def test_the_command_serves_the_page_where_it_is_told_to(checkpoint, monkeypatch
     served = []
     monkeypatch.setattr(blocks, "launch", lambda self, **options: served.append((self.title, options)))
     assert main(["demo", "--model", str(checkpoint), "--port", "7999"]) == 0
-    options = {"server_name": "127.0.0.1", "server_port": 7999, "share": False}
+    options = {"server_name": "127.0.0.1", "server_port": 7999, "share": False, "app_kwargs": demo.SERVER}
     assert served == [(f"Translate with {checkpoint}", options)]
     assert main(["demo", "--model", str(checkpoint / "none")]) == 1
     assert f"hf-vaswani demo: {checkpoint / 'none'}: no such folder, and" in capsys.readouterr().err
@@ -243,6 +269,6 @@ def test_the_app_of_a_space_starts(checkpoint, tmp_path, monkeypatch, capsys):
     load = demo.load_checkpoint
     monkeypatch.setattr(demo, "load_checkpoint", lambda name, dtype: load({"user/name": str(checkpoint)}[name], dtype))
     served = []
-    monkeypatch.setattr(gradio.Blocks, "launch", lambda self: served.append(self.title))
+    monkeypatch.setattr(gradio.Blocks, "launch", lambda self, **options: served.append((self.title, options)))
     runpy.run_path(str(tmp_path / "space" / "app.py"), run_name="__main__")
-    assert served == ["Translate with user/name"]
+    assert served == [("Translate with user/name", {"app_kwargs": demo.SERVER})]

@@ -772,6 +772,39 @@ def test_a_broken_checkpoint_is_not_published(hub, checkpoint, broken, message, 
     assert "alice/broken" not in hub.repositories
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "README.md", "trainer_state.json", "model-a.safetensors"])
+def test_a_link_to_a_file_elsewhere_is_not_published(hub, checkpoint, tmp_path, name, capsys):
+    (tmp_path / "private").write_bytes((checkpoint / name).read_bytes() if (checkpoint / name).exists() else b"{}")
+    (checkpoint / name).unlink(missing_ok=True)
+    (checkpoint / name).symlink_to(tmp_path / "private")
+    assert command_line(["publish", "--checkpoint", str(checkpoint), "--repo", "alice/linked"]) == 1
+    message = capsys.readouterr().err
+    assert f"{checkpoint / name} is a link to {tmp_path / 'private'}" in message and message.count("\n") == 1
+    assert "alice/linked" not in hub.repositories
+
+
+def test_what_is_published_is_chosen_by_its_name_alone(hub, checkpoint, tmp_path):
+    """No pickle, and nothing with an odd name, link or not; links within the checkpoint are files."""
+    (checkpoint / "elsewhere.pt").symlink_to(tmp_path)
+    odd = [b"model \n.safetensors", b"model\xff.safetensors", b"model.safetensors ", "modelé.safetensors".encode()]
+    for name in [*odd, b"pytorch_model.bin", b"scheduler.pt", b"rng_state.pth", b"model.safetensors.bak"]:
+        (checkpoint / os.fsdecode(name)).write_bytes(b"private")
+    (checkpoint / "tokenizer.json").rename(checkpoint / "mine.json")
+    (checkpoint / "tokenizer.json").symlink_to("mine.json")
+    assert command_line(["publish", "--checkpoint", str(checkpoint), "--repo", "alice/odd"]) == 0
+    files = hub.repositories["alice/odd"].at("main").files
+    assert sorted(files) == sorted([".gitattributes", *MODEL_FILES, *TOKENIZER_FILES])
+    assert files["tokenizer.json"].content == (checkpoint / "mine.json").read_bytes()
+
+
+def test_a_checkpoint_in_the_hubs_own_cache_can_be_published(hub, published):
+    """There, files are links to others."""
+    folder = Path(huggingface_hub.snapshot_download(published.name))
+    assert (folder / "model.safetensors").is_symlink()
+    assert command_line(["publish", "--checkpoint", str(folder), "--repo", "alice/again"]) == 0
+    assert "model.safetensors" in hub.repositories["alice/again"].at("main").files
+
+
 def test_publishing_where_one_may_not_is_an_error(hub, checkpoint, capsys, monkeypatch):
     words = ["publish", "--checkpoint", str(checkpoint), "--repo", "bob/model"]
     assert command_line(words) == 1

@@ -21,13 +21,14 @@ from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from training.cli import main
+from training.data.readers import DataError
 from training.evaluation.metrics import Figure, Interval
 from training.evaluation.report import Report, as_json
 from training.inference.loading import load_checkpoint
 from training.publish import license_identifier
 from training.publishing.deviations import deviations
 from training.publishing.model_card import merge, read_report
-from training.publishing.records import Run, without_paths
+from training.publishing.records import Run, find_run, without_paths
 from training.trainer.arguments import packaged_recipes, parse_arguments
 from training.trainer.cost import cost, operations
 
@@ -584,10 +585,71 @@ def test_a_run_of_another_model_is_refused_or_passed_over(run, tmp_path, capsys,
     assert "not recorded" in section((tmp_path / "README.md").read_text(), "data")
 
 
-def test_scores_must_be_a_report(tmp_path, capsys):
-    (tmp_path / "a.json").write_text('{"score": 27.3}')
-    with pytest.raises(ValueError, match=r"a\.json: expected what `hf-vaswani score --json` prints"):
+REPORT = {"system": "out", "sentences": 3, "empty": 0, "comparisons": []}
+FIGURE = {"name": "sacreBLEU", "score": 27.3, "signature": "tok:13a", "interval": None, "details": {}, "note": ""}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"score": 27.3}', "comparisons"),
+        (json.dumps({**REPORT, "figures": [{**FIGURE, "score": math.nan}]}), "NaN"),
+        (json.dumps({**REPORT, "figures": [{**FIGURE, "score": -math.inf}]}), "-Infinity"),
+        (json.dumps({**REPORT, "figures": [FIGURE]}).replace("27.3", "1e999"), "figures.0.score"),
+        (json.dumps({**REPORT, "figures": [FIGURE]}).replace("27.3", "1" * 5000), "digits"),
+        (json.dumps({**REPORT, "figures": [{**FIGURE, "score": "27.3"}]}), "str"),
+        (json.dumps({**REPORT, "figures": [{**FIGURE, "digits": 10**9}]}), "0 to 9 digits"),
+        (json.dumps({**REPORT, "figures": [{**FIGURE, "details": {"precisions": 3}}]}), "int"),
+        (json.dumps({**REPORT, "figures": [{**FIGURE, "color": "red"}]}), "color"),
+        (json.dumps({**REPORT, "figures": {"a": 1}}), "mapping"),
+        ("[" * 100_000, "recursion"),
+        ("", "Expecting value"),
+    ],
+)
+def test_scores_must_be_a_report(tmp_path, content, message):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataError, match=r"a\.json: expected what `hf-vaswani score --json` prints") as caught:
         read_report(str(tmp_path / "a.json"))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_infinite_score_alone_replaces_an_older_one(run, tmp_path):
+    """Though the metadata cannot hold it; of another test set, the older one stays."""
+    for name in ("a", "b"):
+        assert write(run, tmp_path, "--scores", scores(tmp_path / f"{name}.json")) == 0
+    figures = [Figure("perplexity per word", math.inf, "unit:word")]
+    (tmp_path / "b.json").write_text(as_json(Report("out", 3, 0, figures)))
+    assert write(run, tmp_path, "--scores", str(tmp_path / "b.json")) == 0
+    text = (tmp_path / "README.md").read_text()
+    assert section(text, "scores").count("| sacreBLEU |") == 1 and "| inf |" in section(text, "scores")
+    assert {r.dataset_name for r in ModelCard(text).data.eval_results} == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("averaged_from.json", '{"method": "x", "checkpoints": [1]}', "'checkpoints'"),
+        ("averaged_from.json", "[]", "expected an object, found list"),
+        ("trainer_state.json", '{"global_step": "4", "log_history": []}', "'global_step'"),
+        ("trainer_state.json", '{"global_step": 4}', "'log_history'"),
+        ("trainer_state.json", '{"global_step": 4', "expected JSON"),
+        ("run.json", '{"same": {}}', "'noted'"),
+        ("run.json", '{"same": {"train_files": "a.en"}, "noted": {}}', "'train_files'"),
+        ("run.json", '{"same": {"pairs": "many"}, "noted": {}}', "'pairs'"),
+    ],
+)
+def test_a_record_that_is_none_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rf"{name}: ") as caught:
+        find_run(tmp_path, VaswaniConfig())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a b", 'me/x", evil="', "../me", "me/a/b", "me/\n", "-->"])
+def test_a_repository_must_have_a_name_of_the_hub(name, capsys):
+    with pytest.raises(SystemExit):
+        main(["publish", "--checkpoint", "nowhere", "--card-only", f"--repo={name}"])
+    assert "expected a name of the Hub, user/name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--card-only", "--test-sources", "a"]])

@@ -11,8 +11,9 @@ import torch
 from test_translate import noisy_model
 
 from training.cli import main
-from training.evaluation.metrics import ratio_interval
+from training.evaluation.metrics import Figure, ratio_interval
 from training.evaluation.perplexity import perplexities
+from training.evaluation.report import Report, as_json
 from training.inference.translation import translate
 
 
@@ -84,6 +85,36 @@ def test_a_perplexity_that_no_float_can_hold_is_infinite_and_null_in_json(tokeni
     assert re.search(r"^perplexity per token +inf  -  ", capsys.readouterr().out, re.M)
 
 
+@pytest.mark.parametrize("numbers", [[-math.inf, -1.0], [-1500.0, -500.0]])
+def test_a_null_in_json_comes_with_its_reason(tokenizer, files, monkeypatch, capsys, numbers):
+    """An infinite perplexity; resamples that are finite make no interval of it."""
+    found = [numbers, *[[-1.0, -1.0]] * 11] if math.inf in map(abs, numbers) else [numbers] * 12
+    monkeypatch.setattr("training.evaluation.perplexity.token_log_probabilities", lambda *_: found)
+    given = words(files, "hypotheses", "references", "sources", "model")
+    assert main([*given, "--metrics", "chrf", "--bootstrap", "20"]) == 0
+    report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    figure = report["figures"][1]
+    assert (figure["name"], figure["score"], figure["interval"]) == ("perplexity per token", None, None)
+    assert "infinite" in figure["note"] and "null" in figure["note"]
+
+
+@pytest.mark.parametrize("output", [["--json"], []])
+def test_a_perplexity_that_is_not_a_number_is_an_error(tokenizer, files, monkeypatch, capsys, output):
+    found = [[-1.0]] * 4 + [[-1.0, math.nan]] + [[-1.0]] * 7
+    monkeypatch.setattr("training.evaluation.perplexity.token_log_probabilities", lambda *_: found)
+    given = [word for word in words(files, "hypotheses", "references", "sources", "model") if word != "--json"]
+    assert main([*given, *output]) == 1
+    out, error = capsys.readouterr()
+    [message] = [line for line in error.splitlines() if line.startswith("hf-vaswani score: ")]
+    assert out == "" and "reference 5 is not a number (NaN)" in message
+
+
+def test_a_figure_that_is_not_a_number_is_no_json():
+    report = Report("out", 1, 0, [Figure("chrF", 1.0, "v:1"), Figure("COMET", math.nan, "model:x")])
+    with pytest.raises(ValueError, match=r"COMET of out is not a number \(NaN\)"):
+        as_json(report)
+
+
 def test_an_interval_of_a_mean_is_that_of_the_normal_distribution():
     numbers = torch.randn(2000, generator=torch.Generator().manual_seed(1)).tolist()
     interval = ratio_interval(lambda mean: mean, numbers, [1.0] * 2000, 1000)
@@ -146,3 +177,38 @@ def test_without_comet_the_message_says_how_to_get_it(files, program, capsys):
     assert "'nowhere/comet-score'" in message and "pip install unbabel-comet" in message and message.count("\n") == 1
     assert main([*given, "--comet", "broken", "--comet-program", program]) == 1
     assert "ended with status 1: no such model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("not JSON", "JSONDecodeError"),
+        ("[1]", "'list' object has no attribute"),
+        ("{}", "not enough values"),
+        ('{"a": [], "b": []}', "too many values"),
+        ('{"a": 3}', "not iterable"),
+        ('{"a": [3]}', "not subscriptable"),
+        ('{"a": [{"comet": 1}]}', "KeyError"),
+        ("[" * 100_000, "RecursionError"),
+        ('{"a": [' + '{"COMET": 1},' * 12 + '{"COMET": 1}]}', "scored 13 sentences of 12"),
+        ('{"a": [{"COMET": 1}]}', "scored 1 sentences of 12"),
+        ('{"a": [' + '{"COMET": 1},' * 11 + '{"COMET": NaN}]}', "COMET of sentence 12 is nan"),
+        ('{"a": [{"COMET": -1e999}]}', "COMET of sentence 1 is -inf"),
+        ('{"a": [{"COMET": null}]}', "COMET of sentence 1 is None"),
+        ('{"a": [{"COMET": "0.8"}]}', "COMET of sentence 1 is 0.8"),
+        (None, "ended with status 0: broken \ufffd lines"),
+    ],
+)
+def test_another_output_of_comet_is_an_error_of_one_line(files, tmp_path, capsys, written, message):
+    """The program's folder has a space in its name, and a dollar."""
+    folder = tmp_path / "a $HOME; b"
+    folder.mkdir()
+    (folder / "written").write_text(written or "")
+    program = folder / "comet score"
+    copy = '[ -s "$here/written" ] || { printf "broken\\n\\377 lines" >&2; exit 0; }; cat "$here/written" > "$last"'
+    program.write_text(f'#!/bin/sh\nhere=$(dirname "$0"); for last; do :; done\n{copy}\n')
+    program.chmod(0o755)
+    given = words(files, "hypotheses", "references", "sources")
+    assert main([*given, "--metrics", "chrf", "--comet", "--comet-program", str(program)]) == 1
+    out, error = capsys.readouterr()
+    assert message in error and str(program) in error and (out, error.count("\n")) == ("", 1)

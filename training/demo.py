@@ -7,7 +7,7 @@ The page needs Gradio; what it shows is made without.
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -38,13 +38,13 @@ COLUMNS = {"line": "number", "rank": "number", "score": "number", "log probabili
 
 APP = '''"""Translate with {model}: the page of `hf-vaswani demo`."""
 
-from hf_vaswani_training.demo import make_page
+from hf_vaswani_training.demo import SERVER, make_page
 
 
 page = make_page("{model}")
 
 if __name__ == "__main__":
-    page.launch()
+    page.launch(app_kwargs=SERVER)
 '''
 
 CARD = """---
@@ -56,6 +56,31 @@ CARD = """---
 A page to translate with [{model}](https://huggingface.co/{model}), which shows the n-best list, the log probability of
 every token and the attention. Written by `hf-vaswani demo --model {model} --write-space`.
 """
+
+
+class NoUploads:
+    """Middleware of the page's server that refuses files before they are read: Gradio takes them on every page.
+
+    Args:
+        app: What answers all other requests, by ASGI.
+    """
+
+    def __init__(self, app: Callable):
+        self.app = app
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        kinds = [value.strip().lower() for name, value in scope.get("headers", ()) if name.lower() == b"content-type"]
+        upload = scope["type"] == "http" and scope["path"].rstrip("/").endswith("/upload")
+        if not upload and not any(kind.startswith(b"multipart/") for kind in kinds):
+            await self.app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": b"This page takes no files."})
+
+
+# What the page's server is made with: middleware in the form that FastAPI takes, class and arguments.
+SERVER = {"middleware": [(NoUploads, (), {})]}
 
 
 @dataclass(frozen=True)
@@ -313,9 +338,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.write_space is not None:
         print(*write_space(args.model, args.write_space, version), sep="\n")
         return
-    make_page(args.model, args.dtype, args.trust_remote_code).launch(
-        server_name=args.host, server_port=args.port, share=args.share
-    )
+    page = make_page(args.model, args.dtype, args.trust_remote_code)
+    page.launch(server_name=args.host, server_port=args.port, share=args.share, app_kwargs=SERVER)
 
 
 if __name__ == "__main__":

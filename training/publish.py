@@ -8,6 +8,9 @@ import argparse
 import re
 from pathlib import Path
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
 from .evaluation.test_sets import read_texts
 from .options import above_zero, add_trust
 from .publishing.hub import TestSet, publish, write_card_only
@@ -20,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--checkpoint", required=True, help="checkpoint folder")
-    add("--repo", help="repository on the Hub, user/name; made if it is not there")
+    add("--repo", type=repository, help="repository on the Hub, user/name; made if it is not there")
     add("--private", action="store_true", default=None, help="make a new repository private")
     add("--revision", help="branch to push to (main)")
     add("--message", default="Upload the model", help="of the commit (%(default)s)")
@@ -51,6 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     scores.add_argument("--scores", nargs="+", default=[], metavar="FILE", help="what `hf-vaswani score --json` "
         "printed, in a file with the name of the test set")  # fmt: skip
     return parser
+
+
+def repository(text: str) -> str:
+    """A repository of the Hub, for argparse."""
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        raise argparse.ArgumentTypeError(f"expected a name of the Hub, user/name, got {text!r}") from None
+    return text
 
 
 def license_identifier(text: str) -> str:

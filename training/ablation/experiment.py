@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -90,7 +91,7 @@ class Ablation:
     def _check_same(self, record: dict) -> None:
         path = self.folder / RECORD_NAME
         if not path.is_file():
-            write_whole(path, json.dumps(record, indent=2) + "\n")
+            write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
             return
         earlier = json.loads(path.read_text(encoding="utf-8"))
         if found := changes(earlier["same"], record["same"]):
@@ -100,7 +101,7 @@ class Ablation:
         """Words that say what model a row is, whatever the recipe's is."""
         fields, paper = model_fields(row_config(self.base, row)), model_fields(VaswaniConfig.from_table3(row))
         overrides = {n: v for n, v in fields.items() if v != paper[n] or n in ("d_k", "d_v")}
-        return ["--model", row, "--model_overrides", json.dumps(overrides)]
+        return ["--model", row, "--model_overrides", json.dumps(overrides, allow_nan=False)]
 
     def words_of(self, row: str, seed: int) -> list[str]:
         """The words for `hf-vaswani train` that make a run."""
@@ -128,7 +129,7 @@ class Ablation:
                 logger.info("%s: %s.", run, ", ".join(f"{name} {value}" for name, value in differs.items()))
                 trainer = train(*parse_arguments(self.words_of(row, seed)))
                 result = {"row": row, "seed": seed, "differs": differs, **training_cost(trainer), **evaluate(trainer)}
-                write_whole(run / RESULT, json.dumps(result, indent=2) + "\n")
+                write_whole(run / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
                 return True
         except Timeout:
             logger.info("%s: another command is at it.", run)
@@ -167,6 +168,9 @@ def evaluate(trainer: VaswaniTrainer) -> dict:
 
     Args:
         trainer (`VaswaniTrainer`): After a training with `average=last`.
+
+    Raises:
+        ValueError: The perplexity is infinite or not a number, which no table can hold.
     """
     started, args, pairs = time.monotonic(), trainer.args, trainer.eval_dataset
     folder = Path(args.output_dir) / "average-last"
@@ -174,6 +178,8 @@ def evaluate(trainer: VaswaniTrainer) -> dict:
     sources, references = pairs["source"][:], [pairs["target"][:]]
     budget = args.eval_tokens_per_device
     per_token, _ = perplexities(model, tokenizer, sources, references, batch_tokens=budget)
+    if not math.isfinite(per_token.score):
+        raise ValueError(f"{folder}: the perplexity is {per_token.score}, {per_token.note}")
     with tqdm(total=len(sources), unit=" sentences", desc="Translating", disable=args.disable_tqdm) as progress:
         translations = translate(model, tokenizer, sources, budget, progress)
     (bleu,) = measure(_bleu(args), translations, references)

@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from hf_vaswani import TABLE_3, VaswaniConfig
 
+from ..data.readers import DataError
 from ..files import save_whole, write_whole
 from ..paper import PAPER
 
@@ -33,12 +34,28 @@ def read_results(folder: Path) -> list[dict]:
 
     Raises:
         FileNotFoundError: The folder has no finished run.
+        DataError: A result is broken, or its perplexity or BLEU is no finite number.
     """
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(f"*/seed-*/{RESULT}")]
+    results = [_read_result(path) for path in folder.glob(f"*/seed-*/{RESULT}")]
     if not results:
         raise FileNotFoundError(f"{folder}: no finished run, expected ROW/seed-SEED/{RESULT}.")
     rows = list(TABLE_3)
     return sorted(results, key=lambda result: (rows.index(result["row"]), result["seed"]))
+
+
+def _read_result(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        numbers = {name: found[name] for name in METRICS}
+        row = found["row"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path}: expected what `hf-vaswani ablate` writes: {error!r}.") from error
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise DataError(f"{path}: {name} is {value}, where a finite number is expected.")
+    if not isinstance(row, str) or row not in TABLE_3:
+        raise DataError(f"{path}: there is no row {row!r} in Table 3.")
+    return found
 
 
 def summary(results: list[dict]) -> dict:
@@ -258,7 +275,7 @@ def write_table(folder: Path) -> str:
     with FileLock(folder / "table.lock"):
         table = summary(read_results(folder))
         text = to_markdown(table)
-        write_whole(folder / "table.json", json.dumps(table, indent=2) + "\n")
+        write_whole(folder / "table.json", json.dumps(table, indent=2, allow_nan=False) + "\n")
         write_whole(folder / "table.md", text)
         if "base" in table["rows"] and len(table["rows"]) > 1 and find_spec("matplotlib"):
             draw(table, folder / "table.png")

@@ -4,6 +4,7 @@ The package goes into an environment of its own, as it needs transformers older 
 """
 
 import json
+import math
 import shutil
 import subprocess
 import tempfile
@@ -47,7 +48,8 @@ def comet(texts: Texts, model: str = DEFAULT_MODEL, program: str = "comet-score"
 
     Raises:
         FileNotFoundError: There is no such program.
-        OSError: It failed; the message ends with its last words.
+        OSError: It failed, and the message ends with its last words; or it wrote something else than a score for
+            each sentence.
     """
     program = find_comet(program)
     with tempfile.TemporaryDirectory() as folder:
@@ -58,14 +60,28 @@ def comet(texts: Texts, model: str = DEFAULT_MODEL, program: str = "comet-score"
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
             command += [f"--{name}", str(path)]
         output = Path(folder) / "scores.json"
-        done = subprocess.run([*command, "--to_json", str(output)], capture_output=True, text=True)
+        command += ["--to_json", str(output)]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if done.returncode or not output.is_file():
-            raise OSError(f"{program} ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
-        [segments] = json.loads(output.read_text(encoding="utf-8")).values()
-    scores = [float(segment["COMET"]) for segment in segments]
+            last = " ".join(done.stderr.split())[-500:]
+            raise OSError(f"{program} ended with status {done.returncode}: {last or 'it wrote no scores'}")
+        scores = _read_scores(program, output)
     if len(scores) != len(texts.hypotheses):
         raise OSError(f"{program} scored {len(scores)} sentences of {len(texts.hypotheses)}.")
     interval = ratio_interval(lambda mean: mean, scores, [1.0] * len(scores), n_bootstrap)
     signature = f"model:{model}" + (f"|bs:{n_bootstrap}|seed:{current_seed()}" if interval else "")
     note = "the first reference alone." if len(texts.references) > 1 else ""
     return Figure("COMET", sum(scores) / len(scores), signature, interval, {}, note, digits=4)
+
+
+def _read_scores(program: str, output: Path) -> list[float]:
+    """The scores of the sentences: of one file of translations, a list of objects."""
+    try:
+        [segments] = json.loads(output.read_text(encoding="utf-8")).values()
+        found = [segment["COMET"] for segment in segments]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise OSError(f"{program} wrote something else than JSON with a COMET of each sentence: {error!r}") from error
+    for line, score in enumerate(found, start=1):
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise OSError(f"{program}: the COMET of sentence {line} is {str(score)[:40]}, where a number is expected.")
+    return [float(score) for score in found]

@@ -10,6 +10,9 @@ from ..inference.forced_decoding import token_log_probabilities
 from .metrics import Figure, current_seed, ratio_interval
 
 
+TOO_LARGE = "infinite, and null in JSON: the probability of the references is too small for a float."
+
+
 def perplexities(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -48,11 +51,13 @@ def perplexities(
     for unit, counts in (("token", tokens), ("word", words)):
         with np.errstate(over="ignore"):  # the result is inf
             score = float(np.exp(negative_log_probabilities.sum() / counts.sum()))
-            interval = ratio_interval(np.exp, negative_log_probabilities, counts, n_bootstrap)
+            is_finite = math.isfinite(score)
+            interval = ratio_interval(np.exp, negative_log_probabilities, counts, n_bootstrap) if is_finite else None
         signature = f"nrefs:{len(references)}|unit:{unit}|end:counted"
         if interval is not None:
             signature += f"|bs:{n_bootstrap}|seed:{current_seed()}"
         details = {"count": int(counts.sum()), "log_probability": -float(negative_log_probabilities.sum())}
         signature += f"|model:{name}"
-        figures.append(Figure(f"perplexity per {unit}", score, signature, interval, details, "lower is better."))
+        note = "lower is better." if is_finite else TOO_LARGE
+        figures.append(Figure(f"perplexity per {unit}", score, signature, interval, details, note))
     return figures

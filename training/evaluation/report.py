@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
+from ..markdown import as_markdown
 from .metrics import Bucket, Comparison, Example, Figure
 
 
@@ -37,18 +38,25 @@ class Report:
 
 
 def as_json(report: Report) -> str:
-    """One object; the first figure's parts stand at the top level too. A number that is not finite is null."""
+    """One object; the first figure's parts stand at the top level too. A score that is infinite is null.
+
+    Raises:
+        ValueError: A figure is not a number (NaN).
+    """
+    for figure in report.figures:
+        if math.isnan(figure.score):
+            raise ValueError(f"{figure.name} of {report.system} is not a number (NaN).")
     first, rest = report.figures[0], asdict(report)
     top = {"metric": first.name, "score": first.score, "signature": first.signature, **first.details}
-    return json.dumps(_finite({**top, **rest}), ensure_ascii=False, allow_nan=False)
+    return json.dumps(finite({**top, **rest}), ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value):
-    """The same, with `None` for numbers that JSON does not have."""
+def finite(value):
+    """The same value of JSON, with `None` for numbers that JSON does not have."""
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -131,30 +139,26 @@ def _examples(found: list[Example], markdown: bool) -> str:
         lines += [f"translation: {example.hypothesis}", *(f"reference: {text}" for text in example.references)]
         head = f"line {example.line}, {example.score:.1f}"
         if markdown:
-            blocks.append("\n".join([f"- {head}", *(f"  - {_escaped(line)}" for line in lines)]))
+            blocks.append("\n".join([f"- {head}", *(f"  - {as_markdown(line)}" for line in lines)]))
         else:
             blocks.append("\n".join([head, *(f"  {line}" for line in lines)]))
     return "\n".join(blocks)
 
 
 def _listed(lines: Iterable[str], markdown: bool) -> Iterable[str]:
-    return (f"- {_escaped(line)}" for line in lines) if markdown else lines
+    return (f"- {as_markdown(line)}" for line in lines) if markdown else lines
 
 
 def _number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}"
 
 
-def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return "".join(f"\\{character}" if character in "\\`*_{}[]<>#|~&$" else character for character in text)
-
-
 def _grid(header: list[str], rows: list[list[str]], markdown: bool, right: set[int]) -> str:
     """A table; the columns in `right` are set to the right."""
     if markdown:
         rule = ["--:" if i in right else "---" for i in range(len(header))]
-        cells = [header, rule, *([_escaped(cell) for cell in row] for row in rows)]
+        header, *rows = ([as_markdown(cell) for cell in row] for row in (header, *rows))
+        cells = [header, rule, *rows]
         return "\n".join(f"| {' | '.join(row)} |" for row in cells)
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     lines = [

@@ -69,7 +69,7 @@ def named_test_set(name: str) -> tuple[str, list[str]]:
     if not all(Path(file).is_file() for file in files):
         try:
             dataset.get_files(pair)
-        except OSError as error:
+        except (OSError, SystemExit) as error:  # sacreBLEU exits where a checksum is wrong
             raise OSError(
                 f"--test-set {name}: cannot be downloaded from {', '.join(dataset.data)}: {error}. Without a network, "
                 f"put its text at {' and '.join(files)}, or give files with --sources and --references."

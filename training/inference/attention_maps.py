@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..files import save_whole
 from .translation import translate
@@ -17,6 +17,9 @@ from .translation import translate
 
 TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
 PICTURES = (".png", ".svg", ".pdf")
+# The weights of all layers and heads, as numbers of 4 bytes in memory and of up to 7 in a page ("0.1234,").
+MOST_NUMBERS, BYTES_IN_MEMORY, BYTES_IN_A_PAGE = 15_000_000, 4, 7
+MOST_PIXELS, MOST_PIXELS_OF_A_SIDE, DPI = 100_000_000, 65_000, 150  # of a picture; matplotlib draws 65,535
 
 
 @contextlib.contextmanager
@@ -124,6 +127,35 @@ def token_labels(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     return labels
 
 
+def check_size(config: PreTrainedConfig, source: int, target: int) -> None:
+    """Whether the attention over a sentence and its translation can be held and shown, before it is computed.
+
+    Args:
+        config (`PreTrainedConfig`): Of the model.
+        source, target (`int`): Tokens of the two.
+
+    Raises:
+        ValueError: It has more than `MOST_NUMBERS` numbers; the message says how large it would be.
+    """
+    encoder, decoder = config.encoder_layers * source**2, config.decoder_layers * target * (target + source)
+    numbers = (encoder + decoder) * config.num_heads
+    if numbers <= MOST_NUMBERS:
+        return
+    memory, page, most = (
+        f"{count * size / 1e6:,.0f} MB"
+        for count, size in (
+            (numbers, BYTES_IN_MEMORY),
+            (numbers, BYTES_IN_A_PAGE),
+            (MOST_NUMBERS, BYTES_IN_A_PAGE),
+        )
+    )
+    raise ValueError(
+        f"The attention between {source:,} tokens of source and {target:,} of target, in {config.num_heads} heads of "
+        f"{config.encoder_layers} + {config.decoder_layers} layers, takes {memory} of memory and a page of up to "
+        f"{page}; a page may have {most}. Look at a shorter text."
+    )
+
+
 @torch.no_grad()
 def attention_maps(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str | None = None
@@ -137,20 +169,26 @@ def attention_maps(
         target (`str`, *optional*): Its translation; the model's own when not given.
 
     Raises:
-        ValueError: `source` is empty, or the tokenizer does not tell which characters a token stands for.
+        ValueError: `source` is empty, the texts are too long (see `check_size`), the tokenizer does not tell which
+            characters a token stands for, or the attention is not finite.
     """
     if not source.strip():
         raise ValueError("The source is empty.")
     if not tokenizer.is_fast:
         raise ValueError(f"{type(tokenizer).__name__} does not tell which characters a token stands for.")
+    inputs = tokenizer(source, return_tensors="pt").to(model.device)
+    check_size(model.config, inputs["input_ids"].shape[1], 1)  # before a long text is translated
     if target is None:
         [target] = translate(model, tokenizer, [source])
-    inputs = tokenizer(source, return_tensors="pt").to(model.device)
     labels = tokenizer(target, return_tensors="pt")["input_ids"].to(model.device)
+    check_size(model.config, inputs["input_ids"].shape[1], labels.shape[1])
     read = model.prepare_decoder_input_ids_from_labels(labels)
     with eager_attention(model):
         outputs = model(**inputs, decoder_input_ids=read, use_cache=False, output_attentions=True)
     by_kind = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
+    weights = {kind: torch.cat(layers).float().cpu() for kind, layers in zip(TITLES, by_kind)}
+    if broken := [kind for kind, numbers in weights.items() if not numbers.isfinite().all()]:
+        raise ValueError(f"The {TITLES[broken[0]]} has numbers that are not finite: the weights are broken.")
     written = token_labels(tokenizer, target)
     return Attention(
         source=source,
@@ -158,7 +196,7 @@ def attention_maps(
         source_tokens=token_labels(tokenizer, source),
         read_tokens=[tokenizer.convert_ids_to_tokens(read[0, 0].item()), *written[:-1]],
         written_tokens=written,
-        weights={kind: torch.cat(layers).float().cpu() for kind, layers in zip(TITLES, by_kind)},
+        weights=weights,
     )
 
 
@@ -174,7 +212,7 @@ def draw_attention(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: There is no such kind, layer or head.
+        ValueError: There is no such kind, layer or head, or the picture would be too large.
     """
     try:
         from matplotlib.figure import Figure
@@ -191,7 +229,15 @@ def draw_attention(
     width, height = (
         0.24 * len(tokens) + 0.07 * max(map(len, labels)) for tokens, labels in ((columns, rows), (rows, columns))
     )
-    figure = Figure(figsize=(width * across + 1, (height + 0.3) * down + 0.3), layout="constrained")
+    size = width * across + 1, (height + 0.3) * down + 0.3
+    across_pixels, down_pixels = (round(inches * DPI) for inches in size)
+    if across_pixels * down_pixels > MOST_PIXELS or max(across_pixels, down_pixels) > MOST_PIXELS_OF_A_SIDE:
+        raise ValueError(
+            f"A picture of {len(rows):,} by {len(columns):,} tokens has {across_pixels:,} x {down_pixels:,} pixels, "
+            f"{across_pixels * down_pixels * 4 / 1e6:,.0f} MB; it may have {MOST_PIXELS * 4 / 1e6:,.0f} MB, and "
+            f"{MOST_PIXELS_OF_A_SIDE:,} pixels on a side. Look at a shorter text, at one head, or at a page (.html)."
+        )
+    figure = Figure(figsize=size, layout="constrained")
     grid = list(figure.subplots(down, across, squeeze=False).flat)
     for number, (axes, weights) in enumerate(zip(grid, maps), start=1):
         image = axes.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=maps.max().item())
@@ -208,7 +254,7 @@ def draw_attention(
     scale = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30)
     scale.ax.tick_params(labelsize=8)
     scale.outline.set_visible(False)
-    save_whole(figure, Path(output), dpi=150)
+    save_whole(figure, Path(output), dpi=DPI)
 
 
 def attention_page(

@@ -3,7 +3,6 @@
 import re
 import shlex
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from itertools import chain
 from pathlib import Path
 
@@ -29,18 +28,10 @@ from .tensorboard_log import NAME as EVENTS
 
 
 CARD = "README.md"
-WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
+WEIGHTS = [r"model[\w.-]*\.safetensors", r"model\.safetensors\.index\.json"]
 CODE = sorted(path.name for path in Path(hf_vaswani.__file__).parent.glob("*_vaswani.py"))
 # What makes a checkpoint; not the optimiser's state and other pickles that the Trainer leaves beside it.
-FILES = [
-    *WEIGHTS,
-    *CODE,
-    "checksums.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-]
+NAMES = [*CODE, "checksums.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 RECORDS = [STATE_NAME, RECORD_NAME, AVERAGE_RECORD]  # written by `write_card`, without paths
 RESAMPLES = 1000
 
@@ -91,10 +82,11 @@ def check_checkpoint(folder: Path, trust_remote_code: bool = False) -> Checkpoin
     Raises:
         FileNotFoundError: A file is missing that a stranger needs, such as the model's code.
         OSError: The weights are damaged.
-        ValueError: As of `load_checkpoint`.
+        ValueError: As of `load_checkpoint`, or a file is a link to one elsewhere.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder.")
+    _check_links(folder)
     model, tokenizer = load_checkpoint(str(folder), trust_remote_code=trust_remote_code)
     needed = {*CODE, "checksums.json", "generation_config.json", "tokenizer.json"}
     if missing := sorted(name for name in needed if not (folder / name).is_file()):
@@ -261,17 +253,35 @@ def _operations(
     folder: Path, written: dict[str, bytes], there: list[str]
 ) -> list[CommitOperationAdd | CommitOperationDelete]:
     """Adds the checkpoint's files and what is written for it, and deletes what is left of an earlier model."""
-    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and _matches(path.name, FILES)]
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and _is_of(path.name, WEIGHTS, NAMES)]
     uploads = {path.name: path for path in paths} | written
     ours = re.compile(rf"{re.escape(EVENTS)}\.\d+")
-    left = (name for name in there if _matches(name, [*WEIGHTS, *RECORDS]) or ours.fullmatch(name))
+    left = (name for name in there if _is_of(name, WEIGHTS, RECORDS) or ours.fullmatch(name))
     stale = [name for name in left if name not in uploads]
     added = [CommitOperationAdd(name, content) for name, content in uploads.items()]
     return added + [CommitOperationDelete(name) for name in stale]
 
 
-def _matches(name: str, patterns: list[str]) -> bool:
-    return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
+def _is_of(name: str, patterns: list[str], names: list[str]) -> bool:
+    return name in names or any(re.fullmatch(pattern, name, re.ASCII) for pattern in patterns)
+
+
+def _check_links(folder: Path) -> None:
+    """Raises ValueError for a link by which a file from elsewhere would be published.
+
+    The Hub's own cache is made of links, to its `blobs`.
+    """
+    inside = [folder.resolve()]
+    if folder.resolve().parent.name == "snapshots":
+        inside.append(folder.resolve().parents[1] / "blobs")
+    for path in sorted(folder.iterdir()):
+        if not (path.is_symlink() and _is_of(path.name, WEIGHTS, [*NAMES, *RECORDS, CARD])):
+            continue
+        if not any(path.resolve().is_relative_to(place) for place in inside):
+            raise ValueError(
+                f"{path} is a link to {path.resolve()}, outside of the checkpoint: it is not published. Put the file "
+                "itself there if it belongs to the model."
+            )
 
 
 def write_card_only(

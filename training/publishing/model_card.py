@@ -5,6 +5,7 @@ written anew each time; all else, headings included, is written once and then le
 comments.
 """
 
+import hashlib
 import json
 import logging
 import math
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import chain, groupby
 from pathlib import Path
+from urllib.parse import quote
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -23,8 +25,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.readers import DataError
 from ..evaluation.metrics import Comparison, Figure, Interval
-from ..evaluation.report import Report, as_text
+from ..evaluation.report import Report, as_text, finite
 from ..inference.translation import translate
+from ..markdown import UNWRITABLE, as_code, as_code_block, as_markdown, as_paragraph, one_line
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
 from ..trainer.checkpoints import STATE_NAME
 from ..trainer.cost import Cost, cost, operations
@@ -41,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 CURVES = "curves.png"
 UNKNOWN_LICENSE = "unknown"
+AUTO_CLASSES = ("AutoModelForSeq2SeqLM", "AutoTokenizer")
 # The Hub's names of metrics, by what our figures are called.
 HUB_METRICS = {
     "sacreBLEU": "sacrebleu",
@@ -54,9 +58,18 @@ HUB_METRICS = {
     "perplexity per word": "perplexity",
 }
 SCORED = ("metrics", "model-index")  # metadata that comes and goes with the scores
-SECTION = re.compile(r"<!-- hf-vaswani: (?P<name>\w+) -->(?P<text>.*?)<!-- /hf-vaswani: (?P=name) -->", re.DOTALL)
-MARKER = re.compile(r"<!-- /?hf-vaswani: (\w+) -->")
+MARKER = re.compile(r"<!-- (?P<end>/?)hf-vaswani: (?P<name>\w+) -->")
 TEST = re.compile(r"^(?=### )", re.MULTILINE)  # where the scores on one test set begin
+
+
+@dataclass(frozen=True)
+class Section:
+    """A generated section: its name, where it begins and ends with its comments, and the text between them."""
+
+    name: str
+    start: int
+    end: int
+    text: str
 
 
 @dataclass
@@ -101,12 +114,18 @@ def write_card(
         run (`Run`): What it recorded, from `find_run`.
     """
     picture = _curves(run)
+    wishes = replace(wishes, reports=_by_line(wishes.reports), score_commands=_by_line(wishes.score_commands))
+    quoted_repo = _quoted(repo)
     card = ModelCard.from_template(
         _metadata(repo, wishes, run.values),
         template_str=(resources.files(__package__) / "model_card.md").read_text(encoding="utf-8"),
         md=as_markdown,
+        paragraph=as_paragraph,
+        code=as_code,
+        code_block=as_code_block,
         name=repo.split("/")[-1],
-        repo=repo,
+        repo=quoted_repo,
+        loading=[f"{each}.from_pretrained({quoted_repo}, trust_remote_code=True)" for each in AUTO_CLASSES],
         languages=wishes.languages,
         weights=weights_of(checkpoint),
         curves=CURVES if picture else None,
@@ -121,8 +140,20 @@ def write_card(
     return card, files | events | ({CURVES: picture} if picture else {})
 
 
+def _by_line(named: dict) -> dict:
+    return {one_line(name) or "unnamed": value for name, value in named.items()}
+
+
+def _quoted(text: str) -> str:
+    """A string of Python, on one line, in which no comment of HTML begins."""
+    return json.dumps(UNWRITABLE.sub("\ufffd", text), ensure_ascii=False, allow_nan=False).replace(
+        "<!--", "\\u003c!--"
+    )
+
+
 def _as_json(record: dict) -> bytes:
-    return (json.dumps(without_paths(record), indent=2, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(finite(without_paths(record)), indent=2, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode(errors="replace")
 
 
 def _about_model(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str | None) -> dict:
@@ -131,7 +162,7 @@ def _about_model(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenize
         "parameters": model.num_parameters(),
         "averaged": _averaged(run),
         "search": _search(model.generation_config),
-        "quoted_example": json.dumps(sentence or "...", ensure_ascii=False),
+        "quoted_example": _quoted(sentence or "..."),
         "example": (sentence, translate(model, tokenizer, [sentence])[0]) if sentence else None,
     }
 
@@ -157,15 +188,12 @@ def _about_training(run: Run, model: PreTrainedModel, tokenizer: PreTrainedToken
     }
 
 
-def as_markdown(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~&$])", r"\\\1", " ".join(str(text).split()))
-
-
 def weights_of(checkpoint: Path) -> str:
     """The weights' files with their SHA-256."""
     checksums = json.loads((checkpoint / "checksums.json").read_text(encoding="utf-8"))
-    return ", ".join(f"`{name}` (SHA-256 `{known['sha256']}`)" for name, known in sorted(checksums.items()))
+    return ", ".join(
+        f"{as_code(name)} (SHA-256 {as_code(known['sha256'])})" for name, known in sorted(checksums.items())
+    )
 
 
 # Metadata
@@ -175,16 +203,23 @@ def _metadata(repo: str, wishes: Wishes, values: dict) -> ModelCardData:
     results = [r for test, report in wishes.reports.items() for r in eval_results(test, report)]
     datasets = wishes.datasets or ([values["dataset_name"]] if values.get("dataset_name") else None)
     return ModelCardData(
-        language=wishes.languages,
-        license=wishes.license or UNKNOWN_LICENSE,
+        language=_lines(wishes.languages),
+        license=_lines(wishes.license) or UNKNOWN_LICENSE,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vaswani", "attention-is-all-you-need"],
-        datasets=datasets,
+        datasets=_lines(datasets),
         metrics=sorted({result.metric_type for result in results}) or None,
-        model_name=repo.split("/")[-1] if results else None,
+        model_name=one_line(repo.split("/")[-1]) if results else None,
         eval_results=results or None,
     )
+
+
+def _lines(value):
+    """Texts on one line each: YAML as it is written has not every character that stands for a line's end."""
+    if isinstance(value, list):
+        return [_lines(item) for item in value]
+    return one_line(value) if isinstance(value, str) else value
 
 
 def eval_results(test: str, report: Report) -> list[EvalResult]:
@@ -198,16 +233,25 @@ def eval_results(test: str, report: Report) -> list[EvalResult]:
         EvalResult(
             task_type="translation",
             task_name="Translation",
-            dataset_type=re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-"),
+            dataset_type=_identifier(test),
             dataset_name=test,
-            metric_type=HUB_METRICS.get(figure.name.split(" (")[0], figure.name.lower()),
-            metric_name=figure.name,
+            metric_type=HUB_METRICS.get(figure.name.split(" (")[0], one_line(figure.name).lower()),
+            metric_name=one_line(figure.name),
             metric_value=round(figure.score, figure.digits),
             metric_args={"signature": _signature(figure)},
         )
         for figure in report.figures
         if math.isfinite(figure.score)
     ]
+
+
+def _identifier(test: str) -> str:
+    """Of a test set, for the Hub; no two names share one, as results of one identifier are of one set there."""
+    found = re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-")
+    if found.replace("-", "_") == test:
+        return found
+    digest = hashlib.sha256(test.encode(errors="replace")).hexdigest()[:8]
+    return f"{found}-{digest}" if found else digest
 
 
 def read_report(path: str) -> Report:
@@ -220,25 +264,45 @@ def read_report(path: str) -> Report:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file.")
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_number)
+        _check_finite(found, "")
         comparisons = [Comparison(**comparison) for comparison in found["comparisons"]]
         figures = [_figure(**figure) for figure in found["figures"]]
-        return Report(found["system"], found["sentences"], found["empty"], figures, comparisons)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {error!r}.") from error
+        report = Report(found["system"], found["sentences"], found["empty"], figures, comparisons)
+        eval_results("test", report), as_text(report, markdown=True)  # they need what the card needs
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {one_line(error)}.") from error
+    return report
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _check_finite(value: object, place: str) -> None:
+    """Raises ValueError, with the place of it, for a number that is too large for a float, such as 1e999."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            _check_finite(item, f"{place}.{name}".lstrip("."))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place} is not finite")
 
 
 def _figure(score: float | None, interval: dict | None, **more) -> Figure:
     """As JSON has it, where null is a perplexity that no float can hold."""
-    return Figure(
+    figure = Figure(
         score=math.inf if score is None else score, interval=Interval(**interval) if interval else None, **more
     )
+    if figure.digits not in range(10):
+        raise ValueError(f"{figure.name}: expected 0 to 9 digits, got {figure.digits}")
+    return figure
 
 
 def _signature(figure: Figure) -> str:
     """As the command prints it, but for the folders of an absolute path, which tell nobody else anything."""
     parts = (part.partition(":") for part in figure.signature.split("|"))
-    return "|".join(f"{name}{colon}{without_paths(value)}" for name, colon, value in parts)
+    return one_line("|".join(f"{name}{colon}{without_paths(value)}" for name, colon, value in parts))
 
 
 def _table(test: str, report: Report) -> str:
@@ -254,10 +318,15 @@ def _averaged(run: Run) -> str | None:
     if run.averaged is None:
         return None
     if "checkpoints" not in run.averaged:
-        return f"The weights are an {run.averaged['method']}, with a decay of {run.averaged.get('decay')}."
-    names = without_paths(run.averaged["checkpoints"])
-    names = [Path(name).name for name in names]
-    return f"The weights are the mean of those of {len(names)} checkpoints: {', '.join(f'`{n}`' for n in names)}."
+        method, decay = (as_markdown(run.averaged.get(name)) for name in ("method", "decay"))
+        return f"The weights are an {method}, with a decay of {decay}."
+    names = run.averaged["checkpoints"]
+    return f"The weights are the mean of those of {len(names)} checkpoints: {_names(names)}."
+
+
+def _names(files: list[str]) -> str:
+    """Names of files or folders, without where they lie."""
+    return ", ".join(as_code(Path(name).name) for name in without_paths(files))
 
 
 def _search(search) -> str:
@@ -266,9 +335,9 @@ def _search(search) -> str:
     if search.num_beams > 1:
         form = getattr(search, "length_penalty_form", "length")
         kind = "GNMT's length penalty" if form == "gnmt" else "transformers' length penalty"
-        parts.append(f"{kind} with {search.length_penalty}")
+        parts.append(f"{kind} with {as_markdown(search.length_penalty)}")
     if (extra := getattr(search, "max_extra_tokens", None)) is not None:
-        parts.append(f"at most {extra} tokens more than the source")
+        parts.append(f"at most {as_markdown(extra)} tokens more than the source")
     return ", ".join(parts)
 
 
@@ -277,22 +346,23 @@ def _data(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]
     if run.record is None:
         rows.append(("Files and their fingerprints", "not recorded (the run has no `run.json`)"))
         if files := (run.named or {}).get("train_files"):
-            rows.append(("Files that the recipe names", ", ".join(f"`{name}`" for name in without_paths(files))))
+            rows.append(("Files that the recipe names", ", ".join(map(as_code, without_paths(files)))))
     elif values.get("dataset_name"):
         name = values["dataset_name"]
         parts = [values.get("dataset_config"), values.get("train_split")]
-        text = f"[{name}](https://huggingface.co/datasets/{name}), {', '.join(str(p) for p in parts if p)}"
+        address = f"https://huggingface.co/datasets/{quote(name, safe='/', errors='replace')}"
+        text = f"[{as_markdown(name)}]({address}), {', '.join(as_markdown(part) for part in parts if part)}"
         rows.append(("Data set", text))
     for position, name in enumerate(values.get("train_files") or []) if run.record else ():
         known = values.get(f"train_files[{position}]")
-        mark = f", {known['size']:,} bytes, SHA-256 `{known['sha256']}`" if known else ""
-        rows.append(("Training file", f"`{Path(name).name}`{mark}"))
+        mark = f", {known['size']:,} bytes, SHA-256 {as_code(known['sha256'])}" if known else ""
+        rows.append(("Training file", f"{_names([name])}{mark}"))
     if run.record and "pairs" not in values:
         rows.append(("Pairs trained on", "not counted: they were read as a stream"))
     elif values.get("pairs"):
         rows.append(("Pairs trained on", f"{values['pairs']:,} (after filtering by length)"))
     if run.record and (files := values.get("eval_files")):
-        rows.append(("Evaluated on while training", ", ".join(f"`{Path(name).name}`" for name in files)))
+        rows.append(("Evaluated on while training", _names(files)))
     kind = type(tokenizer.backend_tokenizer.model).__name__
     rows.append(("Vocabulary", f"{len(tokenizer):,} entries, {kind}, one for both languages"))
     return rows
@@ -303,7 +373,10 @@ def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str
         return [("Updates, tokens and time", "not recorded (no `trainer_state.json` of these weights)")]
     values = run.values
     devices = run.record["noted"]["devices"] if run.record else 1
-    spent = cost(run.state, model.num_parameters(exclude_embeddings=True), devices)
+    try:
+        spent = cost(_measured(run.state), model.num_parameters(exclude_embeddings=True), devices)
+    except (KeyError, TypeError, ArithmeticError) as error:
+        raise DataError(f"{STATE_NAME}: its log cannot be read: {error!r}.") from error
     pairs = f" (about {spent.epochs * values['pairs']:,.0f} pairs)" if values.get("pairs") else ""
     rows = [("Updates", f"{spent.updates:,}"), ("Passes over the data", f"{spent.epochs:.1f}{pairs}")]
     source, target = spent.source_tokens, spent.target_tokens
@@ -313,7 +386,7 @@ def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str
     estimated = f"about {_rounded(target)} (estimate, from the logged rate and time{alone})" if target else None
     rows.append(("Target tokens seen", estimated or "not recorded"))
     rows.append(("Time", _time(spent)))
-    rows.append(("Hardware", wishes.hardware or _devices(run)))
+    rows.append(("Hardware", as_markdown(wishes.hardware) if wishes.hardware else _devices(run)))
     if source:
         total = operations(model, source, target or source)
         same = "" if target else ", and as many target as source tokens"
@@ -321,6 +394,12 @@ def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str
         rows.append(("Floating point operations", text))
     rows.append(("Energy", _energy(spent.seconds, wishes.watts)))
     return rows
+
+
+def _measured(state: dict) -> dict:
+    """The same, without what was logged as a number that is not finite: null, as the run's records are read."""
+    known = ({name: value for name, value in entry.items() if value is not None} for entry in state["log_history"])
+    return {**state, "log_history": list(known)}
 
 
 def _rounded(count: int) -> str:
@@ -353,7 +432,7 @@ def _devices(run: Run) -> str:
     text = f"{count} {one if count == 1 else more}"
     if known is None:
         return f"{text}; of what make is not recorded"
-    cores = f" (cores available: {known['cores']})" if on_cpu else ""
+    cores = f" (cores available: {as_markdown(known.get('cores'))})" if on_cpu else ""
     return f"{text}{':' if count == 1 else '; the first:'} {as_markdown(known['name'])}{cores}"
 
 
@@ -371,7 +450,7 @@ def _recipe(run: Run, config) -> tuple[str | None, str]:
     if run.recipe is not None:
         note = "The recipe, as the publisher names it: the run itself did not record its arguments."
         if run.state and (steps := run.values["max_steps"]) and steps != run.state["max_steps"]:
-            note += f" According to its log, `max_steps` was {run.state['max_steps']}."
+            note += f" According to its log, `max_steps` was {as_markdown(run.state['max_steps'])}."
         return run.recipe, note
     return None, "The run's arguments were not recorded."
 
@@ -390,7 +469,9 @@ def _curves(run: Run) -> bytes | None:
     if run.state is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / STATE_NAME).write_text(json.dumps(run.state), encoding="utf-8")
+        (Path(folder) / STATE_NAME).write_text(
+            json.dumps(finite(_measured(run.state)), allow_nan=False), encoding="utf-8"
+        )
         try:
             draw_curves(folder, str(Path(folder) / CURVES))
         except ImportError as error:
@@ -412,20 +493,63 @@ def metadata(text: str) -> dict:
         return {}
     try:
         return ModelCard(text).data.to_dict()
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"The metadata at the top of the card cannot be read: {error}") from error
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"The metadata at the top of the card cannot be read: {one_line(error)}") from error
+
+
+def sections(text: str) -> list[Section]:
+    """The generated sections of a card, in their order.
+
+    Raises:
+        ValueError: The comment that begins or ends a section is missing, or stands twice.
+    """
+    found, begun, known = [], None, set()
+    for marker in MARKER.finditer(text):
+        name, ends = marker["name"], bool(marker["end"])
+        if ends != (begun is not None) or (name != begun["name"] if ends else name in known):
+            raise _wrong_section(begun["name"] if begun else name)
+        if ends:
+            found.append(Section(name, begun.start(), marker.end(), text[begun.end() : marker.start()]))
+        begun = None if ends else marker
+        known.add(name)
+    if begun is not None:
+        raise _wrong_section(begun["name"])
+    return found
+
+
+def _wrong_section(name: str) -> ValueError:
+    return ValueError(
+        f"The card's section {name!r} should have one comment <!-- hf-vaswani: {name} --> before it and one "
+        f"<!-- /hf-vaswani: {name} --> after it."
+    )
+
+
+def _replaced(text: str, renewed: dict[str, str]) -> str:
+    """A card with other texts, by name, for its generated sections and the comments around them."""
+    parts, reached = [], 0
+    for section in sections(text):
+        parts += [text[reached : section.start], renewed.get(section.name, text[section.start : section.end])]
+        reached = section.end
+    return "".join([*parts, text[reached:]])
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The block of metadata of a card, and what comes after it."""
+    head = REGEX_YAML_BLOCK.search(text)
+    return (head[0], text[head.end() :]) if head else ("", text)
 
 
 def shows_curves(text: str) -> bool:
     """Whether a generated section of a card shows the picture."""
-    return any(f"]({CURVES})" in section["text"] for section in SECTION.finditer(text))
+    picture = re.compile(rf"^!\[[^\]\n]*\]\({re.escape(CURVES)}\)", re.MULTILINE)
+    return any(picture.search(section.text) for section in sections(_split(text)[1]))
 
 
 def written_by_hand(text: str) -> tuple[str, dict]:
     """What people may have written in a card: the text without its generated sections, and metadata."""
-    head = REGEX_YAML_BLOCK.search(text)
-    body = SECTION.sub("", text[head.end() :] if head else text)
-    return body, {key: value for key, value in metadata(text).items() if key not in SCORED}
+    body = _split(text)[1]
+    others = _replaced(body, {section.name: "" for section in sections(body)})
+    return others, {key: value for key, value in metadata(text).items() if key not in SCORED}
 
 
 def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
@@ -444,32 +568,25 @@ def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
     Raises:
         ValueError: The comment that begins or ends a section is missing, or stands twice.
     """
-    markers = [marker[1] for marker in MARKER.finditer(earlier)]
-    if not markers:
+    head, body = _split(earlier)
+    there = {section.name: section.text for section in sections(body)}
+    if not there:
         logger.warning("The card that is there has no generated sections: it stays as it is. Remove it for a new one.")
         return earlier
-    sections = {section["name"]: section["text"] for section in SECTION.finditer(earlier)}
-    if wrong := sorted({name for name in markers if name not in sections or markers.count(name) != 2}):
-        raise ValueError(
-            f"The card's section {wrong[0]!r} should have one comment <!-- hf-vaswani: {wrong[0]} --> before it and "
-            f"one <!-- /hf-vaswani: {wrong[0]} --> after it."
-        )
-    renewed = {section["name"]: section[0] for section in SECTION.finditer(card.text)}
-    data, known = card.data, sections.get("scores", "")
-    keep_scores = data.eval_results is None and weights in known
+    renewed = {section.name: section.text for section in sections(card.text)}
+    data, known = card.data, there.get("scores", "")
+    keep_scores = weights in known and not _tests(renewed["scores"])[1]
     if keep_scores:
         renewed.pop("scores")
     elif weights in known:
         data = _with_other_results(data, earlier, known)
-        renewed["scores"] = SECTION.sub(lambda new: _with_other_tests(new, known), renewed["scores"])
+        renewed["scores"] = _with_other_tests(renewed["scores"], known)
     newline = "\r\n" if "\r\n" in earlier else "\n"
-
-    def renew(section: re.Match) -> str:
-        return renewed[section["name"]].replace("\n", newline) if section["name"] in renewed else section[0]
-
-    head = REGEX_YAML_BLOCK.search(earlier)
-    body = SECTION.sub(renew, earlier[head.end() :] if head else earlier)
-    return _merge_metadata(earlier, head, data, given, keep_scores, newline) + body
+    marked = {
+        name: f"<!-- hf-vaswani: {name} -->{text}<!-- /hf-vaswani: {name} -->".replace("\n", newline)
+        for name, text in renewed.items()
+    }
+    return _merge_metadata(earlier, head, data, given, keep_scores, newline) + _replaced(body, marked)
 
 
 def _tests(scores: str) -> tuple[str, dict[str, str]]:
@@ -478,22 +595,27 @@ def _tests(scores: str) -> tuple[str, dict[str, str]]:
     return beginning, {text.partition("\n")[0]: text for text in tests}
 
 
-def _with_other_tests(new: re.Match, known: str) -> str:
+def _with_other_tests(new: str, known: str) -> str:
     """The new section of scores, with what is known of test sets that it has not."""
-    (beginning, tests), (_, others) = _tests(new["text"]), _tests(known)
-    text = "\n\n".join([beginning, *(others | tests).values()])
-    return f"<!-- hf-vaswani: scores -->\n{text}\n<!-- /hf-vaswani: scores -->"
+    (beginning, tests), (_, others) = _tests(new), _tests(known)
+    return "\n" + "\n\n".join([beginning, *(others | tests).values()]) + "\n"
 
 
 def _with_other_results(data: ModelCardData, earlier: str, known: str) -> ModelCardData:
     """The new metadata, with the earlier card's results on test sets that it has not."""
     _, tests = _tests(known)
-    earlier_results = _by_test(ModelCard(earlier).data.eval_results or [])
+    before = ModelCard(earlier).data
+    earlier_results = _by_test([result for result in before.eval_results or [] if _is_finite(result.metric_value)])
     kept = {name: results for name, results in earlier_results.items() if f"### {as_markdown(name)}" in tests}
     data = copy(data)
-    data.eval_results = list(chain.from_iterable((kept | _by_test(data.eval_results)).values()))
-    data.metrics = sorted({result.metric_type for result in data.eval_results})
+    data.eval_results = list(chain.from_iterable((kept | _by_test(data.eval_results or [])).values())) or None
+    data.metrics = sorted({result.metric_type for result in data.eval_results or []}) or None
+    data.model_name = data.model_name or before.model_name
     return data
+
+
+def _is_finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _by_test(results: list[EvalResult]) -> dict[str, list[EvalResult]]:
@@ -501,7 +623,7 @@ def _by_test(results: list[EvalResult]) -> dict[str, list[EvalResult]]:
 
 
 def _merge_metadata(
-    earlier: str, head: re.Match | None, data: ModelCardData, given: set[str], keep_scores: bool, newline: str
+    earlier: str, head: str, data: ModelCardData, given: set[str], keep_scores: bool, newline: str
 ) -> str:
     """The block of metadata; as it was, letter for letter, where nothing of it changes."""
     before, now = metadata(earlier), data.to_dict()
@@ -510,7 +632,7 @@ def _merge_metadata(
         merged = {key: value for key, value in merged.items() if key not in SCORED}
         merged |= {key: now[key] for key in SCORED if key in now}
     if head and merged == before:
-        return head[0]
+        return head
     order = [*(key for key in before if key in merged), *(key for key in merged if key not in before)]
     text = ModelCardData(**merged).to_yaml(line_break=newline, original_order=order)
     return f"---{newline}{text}{newline}---{newline}"

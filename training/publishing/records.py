@@ -9,6 +9,8 @@ from hf_vaswani import VaswaniConfig
 from hf_vaswani.checkpoint_vaswani import checksum
 
 from ..data.pairs import load_pairs
+from ..data.readers import DataError
+from ..evaluation.report import finite
 from ..trainer.arguments import RECIPES, defaults, load_recipe
 from ..trainer.averaging import RECORD
 from ..trainer.checkpoints import STATE_NAME, checkpoint_folders
@@ -18,6 +20,27 @@ from .tensorboard_log import event_files
 
 
 logger = logging.getLogger(__name__)
+
+# What the card reads of the run's records: the type of a field, and that of the items of a list.
+MAYBE_NUMBER, MAYBE_TEXT, TEXTS = (int | float | None,), (str | None,), (list | None, str)
+FIELDS = {
+    STATE_NAME: {
+        "global_step": (int,),
+        "max_steps": MAYBE_NUMBER,
+        "epoch": MAYBE_NUMBER,
+        "total_flos": MAYBE_NUMBER,
+        "log_history": (list, dict),
+    },
+    RECORD_NAME: {"same": (dict,), "noted": (dict,)},
+    RECORD: {"method": (str,), "checkpoints": (list, str), "updates": (int,)},
+}
+VALUES = {
+    **dict.fromkeys(("train_files", "eval_files", "places of eval_files"), TEXTS),
+    **dict.fromkeys(("source_lang", "target_lang", "dataset_name", "dataset_config"), MAYBE_TEXT),
+    **dict.fromkeys(("pairs", "max_steps", "learning_rate", "warmup_steps", "devices"), MAYBE_NUMBER),
+    "hardware": (dict | None,),
+}
+REQUIRED = {STATE_NAME: ("global_step", "log_history"), RECORD_NAME: ("same", "noted")}
 
 
 @dataclass
@@ -95,7 +118,33 @@ def first_source(run: Run) -> str | None:
 
 
 def _read(path: Path) -> dict | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    """One of the records; numbers that are not finite become null.
+
+    Raises:
+        DataError: It is no JSON, or a field that is used here is not of its type.
+    """
+    if not path.is_file():
+        return None
+    try:
+        found = finite(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: expected JSON: {error}.") from error
+    _check_fields(path, found, FIELDS[path.name])
+    if path.name == RECORD_NAME:
+        _check_fields(path, {**found["same"], **found["noted"]}, VALUES)
+    return found
+
+
+def _check_fields(path: Path, found: object, fields: dict[str, tuple]) -> None:
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: expected an object, found {type(found).__name__}.")
+    if missing := [name for name in REQUIRED.get(path.name, ()) if name in fields and name not in found]:
+        raise DataError(f"{path}: has no {missing[0]!r}.")
+    for name in fields.keys() & found.keys():
+        kind, *items = fields[name]
+        value = found[name]
+        if not isinstance(value, kind) or (items and value and not all(isinstance(item, items[0]) for item in value)):
+            raise DataError(f"{path}: {name!r} has a value of another type: {str(value)[:80]!r}.")
 
 
 def averaged_checkpoints(averaged: dict | None) -> list[str]:
