@@ -42,7 +42,7 @@ def test_what_cannot_be_written_to_its_end_leaves_the_earlier_file(folder, name,
     def full(file, *_, **__):
         written.append(file)
         if not isinstance(file, int):
-            Path(file).write_bytes(b"half of it")
+            file.write(b"half of it")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     output.write_text("the earlier one")
@@ -52,6 +52,7 @@ def test_what_cannot_be_written_to_its_end_leaves_the_earlier_file(folder, name,
         assert main([*command(folder, name), "--output", str(output)]) == 1
     assert written and "No space left on device" in capsys.readouterr().err
     assert output.read_text() == "the earlier one"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
     assert main([*command(folder, name), "--output", str(output)]) == 0
     assert b"the earlier one" not in output.read_bytes()
 

@@ -25,15 +25,15 @@ def process(rank, port, action, words):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     if action == "kill":
-        write, written = output.PartialOutput.write, []
+        write, written = resumable_output.PartialOutput.write, []
         def write_ten(self, text):
             if len(written) == 10:
-                self.file.write("half a li")
+                self.file.write(b"half a li")
                 self.file.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             written.append(text)
             write(self, text)
-        output.PartialOutput.write = write_ten
+        resumable_output.PartialOutput.write = write_ten
     if action == "fail" and rank == 1:
         def fail(*args):
             raise OSError("rank 1 has no memory left")

@@ -165,7 +165,7 @@ write, written = translate.PartialOutput.write, []
 
 def write_ten(self, text):
     if len(written) == 10:
-        self.file.write("half a li")
+        self.file.write(b"half a li")
         self.file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     written.append(text)
@@ -287,29 +287,30 @@ def test_every_format_goes_on_after_an_interruption(form, command, tmp_path):
     assert numbers[0] == pytest.approx(numbers[1], abs=1e-3)
 
 
-def test_two_runs_do_not_write_one_file(command, tmp_path, capsys):
-    """One that lives on unseen, and one that resumes it."""
-    (tmp_path / "out.de.partial").write_text("")
-    job = {"job": 1}
-    (tmp_path / "out.de.partial.json").write_text(json.dumps(job))
-    with PartialOutput(str(tmp_path / "out.de"), job, resume=True):  # noqa: SIM117
-        with pytest.raises(BlockingIOError, match=r"out.de.partial: another run is writing it"):
-            PartialOutput(str(tmp_path / "out.de"), job, resume=True).__enter__()
-    assert not list(tmp_path.glob("*.partial*"))
+def test_two_runs_do_not_write_one_file(tmp_path):
+    """One that is at work, one that begins anew, one that resumes it."""
+    output, job = str(tmp_path / "out.de"), {"settings": {"window": 2}, "files": {}}
+    with PartialOutput(output, job, iter([])) as first:
+        for resume in (False, True):
+            with pytest.raises(BlockingIOError, match=r"out.de.partial: another run is writing it"):
+                PartialOutput(output, job, iter([]), resume).__enter__()
+        first.write("ein Hund\n")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out.de": "ein Hund\n"}
 
 
 def test_the_speed_is_reported_and_the_bar_counts_what_was_there(command, tmp_path, caplog, capsys):
     whole = command()
     assert "7 sentences in" in caplog.text and "source tokens/s." in caplog.text
     assert "7/7" in capsys.readouterr().err
-    with interrupted_after(2):
-        command()
+    words = ("--window", "2")
+    with interrupted_after(5):
+        command(*words)
     capsys.readouterr()
     caplog.clear()
-    assert command("--resume") == whole
+    assert command(*words, "--resume") == whole
     bar = capsys.readouterr().err
-    assert "2/7" in bar and "7/7" in bar and "0/7" not in bar
-    assert "5 sentences in" in caplog.text
+    assert "4/7" in bar and "7/7" in bar and "0/7" not in bar
+    assert "3 sentences in" in caplog.text
 
 
 # Lines that are too long

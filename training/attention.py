@@ -4,8 +4,8 @@ as a page for the browser."""
 import argparse
 from pathlib import Path
 
-from .files import write_whole
-from .inference.attention_maps import PICTURES, TITLES, attention_maps, attention_page, draw_attention
+from .files import PICTURES, check_output, write_whole
+from .inference.attention_maps import TITLES, attention_maps, attention_page, draw_attention
 from .inference.loading import load_checkpoint
 from .options import positive
 
@@ -33,8 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     output = Path(args.output)
     if output.suffix not in (".html", *PICTURES):
         parser.error(f"--output {output}: must end in .html, {', '.join(PICTURES)}")
-    if not output.parent.is_dir():
-        parser.error(f"--output {output}: no such folder")
+    check_output(output, [args.model])
     attention = attention_maps(*load_checkpoint(args.model), args.source, args.target)
     if output.suffix == ".html":
         page = attention_page(attention, args.kind, args.layer, args.head)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from .files import check_output_folder
 from .trainer.averaging import average, last_checkpoints
 
 
@@ -15,6 +16,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--last", type=int, default=5, help="with --run: how many; the paper: 5, big 20 (%(default)s)")
     parser.add_argument("--output", required=True, help="checkpoint folder to write")
     args = parser.parse_args(argv)
+    check_output_folder(args.output)
     checkpoints = args.checkpoints
     if args.run:
         if args.last < 1:

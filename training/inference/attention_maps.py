@@ -16,7 +16,6 @@ from .translation import translate
 
 
 TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
-PICTURES = (".png", ".svg", ".pdf")
 
 
 @contextlib.contextmanager
