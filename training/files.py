@@ -46,14 +46,14 @@ def check_output(
             _check_not_input(path, inputs, said)
         return
     _check_folder(path.parent, said)
-    with contextlib.suppress(FileNotFoundError):
-        _aside(path).lstat()  # a name that is too long is an error here already
-    if not os.path.lexists(path):
-        return
     if path.is_symlink():
         raise FileExistsError(f"{said}: is a symbolic link to {os.readlink(path)}; name the file itself.")
     if path.is_dir():
         raise IsADirectoryError(f"{said}: is a folder, expected a file.")
+    with contextlib.suppress(FileNotFoundError):
+        _aside(path).lstat()  # a name that is too long is an error here already
+    if not path.exists():
+        return
     if not path.is_file():
         raise FileExistsError(f"{said}: is a {_kind(path)}, which a file would take the place of.")
     if not os.access(path, os.W_OK):
