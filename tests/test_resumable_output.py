@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import multiprocessing
 import shutil
 
 import pytest
@@ -158,6 +159,43 @@ def test_an_earlier_run_is_not_begun_anew(tmp_path):
     with pytest.raises(FileExistsError, match=r"out\.partial holds an earlier run: .*--resume"):
         translate(tmp_path / "out")
     assert (partial.read_bytes(), record.read_bytes()) == before
+
+
+def rival(output, resume, start, decided, statuses):
+    finish = PartialOutput._finish
+
+    def last(self):
+        decided.wait(60)  # else one that comes late could begin anew, rightly
+        finish(self)
+
+    PartialOutput._finish = last
+    start.wait(60)
+    try:
+        translate(output, resume=resume)
+        statuses.put("written")
+    except OSError as error:
+        statuses.put(type(error).__name__)
+        decided.set()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_of_processes_at_the_same_moment_one_writes(resume, tmp_path):
+    context = multiprocessing.get_context("fork")
+    for number in range(20):
+        output = tmp_path / str(number)
+        if resume:
+            interrupted(output)
+        start, decided, statuses = context.Barrier(3), context.Event(), context.SimpleQueue()
+        rivals = [context.Process(target=rival, args=(output, resume, start, decided, statuses)) for _ in range(3)]
+        for each in rivals:
+            each.start()
+        found = [statuses.get() for _ in rivals]
+        for each in rivals:
+            each.join()
+        found.remove("written")
+        assert set(found) <= ({"BlockingIOError"} if resume else {"BlockingIOError", "FileExistsError"})
+        assert output.read_text() == "ONE\nTWO\nTHREE\nFOUR\nFIVE\n"
+    assert len(list(tmp_path.iterdir())) == 20
 
 
 @pytest.mark.parametrize("resume", [False, True])
