@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -543,15 +544,24 @@ def test_nothing_given_replaces_no_metadata(card):
 def test_a_card_that_cannot_be_written_to_its_end_leaves_the_earlier_one(card, run, tmp_path, monkeypatch):
     path = tmp_path / "README.md"
     path.write_bytes((card / "README.md").read_bytes() + b"## Thanks\n")
-    before, write_bytes = path.read_bytes(), Path.write_bytes
+    before, full = path.read_bytes(), []
 
-    def full(self, content):
-        write_bytes(self, content[:10])
+    def sync(file):
+        full.append(file)
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", sync)
     assert write(run, tmp_path, "--license", "mit") == 1
-    assert path.read_bytes() == before
+    assert full and {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"README.md": before}
+
+
+def test_a_link_where_a_card_would_grow_is_not_followed(run, tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    for name in ("README.md", "curves.png"):
+        (tmp_path / f"{name}.partial").symlink_to("precious")
+    assert write(run, tmp_path) == 0
+    assert (tmp_path / "README.md").read_text().startswith("---\n")
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 # What cannot be

@@ -11,6 +11,7 @@ import pytest
 from test_translate import noisy_model
 
 from training.cli import main
+from training.inference.resumable_output import PartialOutput
 from training.inference.workers import Processes
 
 
@@ -25,15 +26,15 @@ def process(rank, port, action, words):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     if action == "kill":
-        write, written = output.PartialOutput.write, []
+        write, written = resumable_output.PartialOutput.write, []
         def write_ten(self, text):
             if len(written) == 10:
-                self.file.write("half a li")
+                self.file.write(b"half a li")
                 self.file.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             written.append(text)
             write(self, text)
-        output.PartialOutput.write = write_ten
+        resumable_output.PartialOutput.write = write_ten
     if action == "fail" and rank == 1:
         def fail(*args):
             raise OSError("rank 1 has no memory left")
@@ -106,6 +107,78 @@ def test_two_processes_write_what_one_writes_also_after_being_killed(words, tmp_
     assert failed == [0, 1]
     assert process.stderr.count("rank 1 has no memory left") == 1
     assert not (tmp_path / "failed").exists()
+
+
+# Imports once; then every round forks processes that open one output at the same moment, each a command of its own.
+RIVALS = """
+import json, multiprocessing, os, sys
+from training import translate  # noqa: F401, before the forks
+from training.inference.resumable_output import PartialOutput
+from training.cli import main
+
+def rival(barrier, decided, words):
+    enter, finish = PartialOutput.__enter__, PartialOutput._finish
+    def together(self):
+        barrier.wait(60)
+        return enter(self)
+    def last(self):
+        decided.wait(60)  # else one that comes late could begin anew, rightly
+        finish(self)
+    PartialOutput.__enter__, PartialOutput._finish = together, last
+    status = main(words)
+    decided.set()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+def race(commands):
+    context = multiprocessing.get_context("fork")
+    barrier, decided = context.Barrier(len(commands)), context.Event()
+    rivals = [context.Process(target=rival, args=(barrier, decided, words)) for words in commands]
+    for each in rivals:
+        each.start()
+    for each in rivals:
+        each.join()
+    return [each.exitcode for each in rivals]
+
+print(json.dumps([race(commands) for commands in json.loads(sys.argv[1])]))
+"""
+
+
+def test_of_two_commands_with_one_output_one_writes_it(words, tmp_path):
+    """At the same moment: two that begin, or two that resume."""
+    words = [*words[:-1], "--num-beams", "1", "--output"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    expected = (tmp_path / "one").read_bytes()
+    rounds = []
+    for number in range(2):
+        output, resumed = (str(tmp_path / f"{name}-{number}") for name in ("new", "resumed"))
+        rounds += [[[*words, output], [*words, output]]]
+        rounds += [[[*words, resumed, "--resume"], [*words, resumed, "--resume"]]]
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(PartialOutput, "end_window", interrupt_second_window)
+            main([*words, resumed])
+    process = subprocess.run(
+        [sys.executable, "-c", RIVALS, json.dumps(rounds)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.returncode == 0, process.stderr
+    statuses = json.loads(process.stdout.splitlines()[-1])
+    assert [sorted(each) for each in statuses] == [[0, 1]] * 4, process.stderr
+    assert process.stderr.count("another run is writing it") + process.stderr.count("holds an earlier run") == 4
+    assert process.stderr.count("holds an earlier run") <= 2 and "Traceback" not in process.stderr
+    outputs = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name.startswith(("new", "resumed"))}
+    assert len(outputs) == 4 and set(outputs.values()) == {expected}
+
+
+def interrupt_second_window(self, lines, end_window=PartialOutput.end_window):
+    if self.sentences:
+        raise KeyboardInterrupt
+    end_window(self, lines)
 
 
 @pytest.mark.slow

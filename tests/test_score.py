@@ -273,7 +273,6 @@ def test_every_file_has_to_be_parallel(files, capsys, option):
         ("--hypotheses h --references r --bootstrap 1", "at least 2"),
         ("--hypotheses h --references r --sources s --comet --tokenized", "--comet takes raw text"),
         ("--hypotheses h --references r --output o", "--output o: no model translates"),
-        ("--model m --sources s --references r --output nowhere/o", "--output nowhere/o: no such folder"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(capsys, words, message):

@@ -21,6 +21,7 @@ from pathlib import Path
 from .ablation.experiment import OURS, Ablation
 from .ablation.rows import named_rows
 from .ablation.table import write_table
+from .files import check_output_folder
 from .options import positive
 from .trainer.arguments import packaged_recipes
 
@@ -58,6 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani ablate`."""
     args, words = _parse(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
+    check_output_folder(args.output)
     folder = Path(args.output)
     if not args.table_only:
         rows = named_rows(args.rows)

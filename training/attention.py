@@ -4,8 +4,8 @@ as a page for the browser."""
 import argparse
 from pathlib import Path
 
-from .files import write_whole
-from .inference.attention_maps import PICTURES, TITLES, attention_maps, attention_page, draw_attention
+from .files import PICTURES, check_output, write_whole
+from .inference.attention_maps import TITLES, attention_maps, attention_page, draw_attention
 from .inference.loading import load_checkpoint
 from .options import add_trust, positive
 
@@ -34,8 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     output = Path(args.output)
     if output.suffix not in (".html", *PICTURES):
         parser.error(f"--output {output}: must end in .html, {', '.join(PICTURES)}")
-    if not output.parent.is_dir():
-        parser.error(f"--output {output}: no such folder")
+    check_output(output, [args.model])
     checkpoint = load_checkpoint(args.model, trust_remote_code=args.trust_remote_code)
     attention = attention_maps(*checkpoint, args.source, args.target)
     if output.suffix == ".html":

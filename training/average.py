@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from .files import check_output_folder
 from .options import add_trust
 from .trainer.averaging import average, last_checkpoints
 
@@ -17,6 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", required=True, help="checkpoint folder to write")
     add_trust(parser)
     args = parser.parse_args(argv)
+    check_output_folder(args.output)
     checkpoints = args.checkpoints
     if args.run:
         if args.last < 1:

@@ -1,7 +1,9 @@
 """Draw a run: loss, learning rate and BLEU against the step, from the Trainer's own log."""
 
 import argparse
+from pathlib import Path
 
+from .files import PICTURES, check_output
 from .publishing.curves import draw_curves
 
 
@@ -11,6 +13,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", required=True, help="folder of a finished run, or one of its checkpoints")
     parser.add_argument("--output", required=True, help="picture to write: .png, .svg or .pdf")
     args = parser.parse_args(argv)
+    if Path(args.output).suffix not in ("", *PICTURES):
+        parser.error(f"--output {args.output}: must end in {', '.join(PICTURES)}")
+    check_output(args.output, [Path(args.run) / "trainer_state.json"])
     draw_curves(args.run, args.output)
     print(args.output)
 

@@ -6,6 +6,7 @@ The page needs Gradio; what it shows is made without.
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_vaswani
 
+from .files import check_output_folder, write_whole
 from .inference.attention_maps import attention_maps, attention_page
 from .inference.corpus import Corpus, Line, translate_window
 from .inference.loading import DTYPES, load_checkpoint, source_limit
@@ -311,13 +313,11 @@ def write_space(model: str, folder: str, gradio_version: str) -> list[Path]:
         "README.md": CARD.format(model=model, metadata=metadata.to_yaml()),
     }
     paths = [Path(folder) / name for name in files]
-    if there := [str(path) for path in paths if path.exists()]:
+    if there := [str(path) for path in paths if os.path.lexists(path)]:
         raise FileExistsError(f"Already there, and not overwritten: {', '.join(there)}.")
     Path(folder).mkdir(parents=True, exist_ok=True)
     for path, text in zip(paths, files.values()):
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        partial.replace(path)
+        write_whole(path, text)
     return paths
 
 
@@ -334,6 +334,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--write-space", metavar="FOLDER", help="serve nothing: write a Space that does, for the Hub")
     add_trust(parser)
     args = parser.parse_args(argv)
+    if args.write_space is not None:
+        check_output_folder(args.write_space, "--write-space")
     version = import_gradio().__version__
     if args.write_space is not None:
         print(*write_space(args.model, args.write_space, version), sep="\n")

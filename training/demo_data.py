@@ -10,7 +10,10 @@ seen the test sentences.
 import argparse
 import random
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+
+from .files import check_output, check_output_folder, write_whole
 
 
 @dataclass(frozen=True)
@@ -273,18 +276,20 @@ def write_demo_data(
 
     Returns:
         `{split: [English file, German file]}`.
+
+    Raises:
+        OSError: One of the files cannot be written; see `check_output`.
     """
-    pairs = generate_pairs(train + val + test, seed)
+    check_output_folder(folder, "folder")
+    files = {split: [Path(folder) / f"{split}.{lang}" for lang in ("en", "de")] for split in ("test", "val", "train")}
     Path(folder).mkdir(parents=True, exist_ok=True)
-    files: dict[str, list[Path]] = {}
+    for path in chain.from_iterable(files.values()):
+        check_output(path, option="folder")
+    pairs = generate_pairs(train + val + test, seed)
     start = 0
     for split, count in (("test", test), ("val", val), ("train", train)):
-        files[split] = []
-        for side, lang in enumerate(("en", "de")):
-            path = Path(folder) / f"{split}.{lang}"
-            text = "".join(pair[side] + "\n" for pair in pairs[start : start + count])
-            path.write_text(text, encoding="utf-8", newline="\n")
-            files[split].append(path)
+        for side, path in enumerate(files[split]):
+            write_whole(path, "".join(pair[side] + "\n" for pair in pairs[start : start + count]))
         start += count
     return files
 

@@ -12,9 +12,10 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .evaluation.test_sets import read_texts
+from .files import check_output, check_output_folder
 from .options import above_zero, add_trust
-from .publishing.hub import TestSet, publish, write_card_only
-from .publishing.model_card import Wishes, read_report
+from .publishing.hub import CARD, TestSet, publish, write_card_only
+from .publishing.model_card import CURVES, Wishes, read_report
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,6 +81,15 @@ def _test_name(file: str) -> str:
     return Path(file).name.removesuffix(".gz").split(".")[0]
 
 
+def _check_card(args: argparse.Namespace) -> None:
+    """Raises OSError or ValueError where the card, or the picture in it, cannot or must not be written."""
+    folder = Path(args.card_only or args.checkpoint)
+    check_output_folder(folder, "--card-only")
+    read = [args.recipe, args.test_sources, *(args.test_references or []), *args.baseline, *args.scores]
+    for name in (CARD, CURVES) if folder.is_dir() else ():
+        check_output(folder / name, [args.checkpoint, *read], "--card-only")
+
+
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani publish`."""
     parser = _parser()
@@ -90,6 +100,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--test-sources and --test-references go together")
     if args.baseline and not args.test_sources:
         parser.error("--baseline needs --test-sources")
+    if args.card_only is not None:
+        _check_card(args)
     names = ("license", "languages", "datasets", "run", "recipe", "hardware", "watts", "example")
     wishes = Wishes(**{name: vars(args)[name] for name in names})
     wishes.reports = {Path(file).stem: read_report(file) for file in args.scores}

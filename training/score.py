@@ -26,7 +26,7 @@ from .evaluation.metrics import (
 )
 from .evaluation.report import Report, as_json, as_text
 from .evaluation.test_sets import Texts, named_test_set, read_texts, target_language
-from .files import write_whole
+from .files import check_output, write_whole
 from .inference.loading import DTYPES, load_checkpoint
 from .inference.translation import translate
 from .options import add_trust, positive
@@ -164,8 +164,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     for name in ("model", "comet"):
         if vars(args)[name] and not (args.sources or args.test_set):
             parser.error(f"--{name} needs --sources")
-    if args.output and (args.hypotheses or not Path(args.output).parent.is_dir()):
-        parser.error(f"--output {args.output}: " + ("no model translates" if args.hypotheses else "no such folder"))
+    if args.output is not None and args.hypotheses:
+        parser.error(f"--output {args.output}: no model translates")
     if args.tokenized and args.comet:
         parser.error("--comet takes raw text, not --tokenized")
     if args.tokenized and args.tokenize:
@@ -181,6 +181,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = _parser()
     args = parser.parse_args(argv)
     _check(parser, args)
+    if args.output is not None:
+        check_output(args.output, [args.model, args.sources, *(args.references or []), *args.baseline])
     with seeded(args.seed):
         report = evaluate_files(args)
     print(as_json(report) if args.json else as_text(report, args.markdown))

@@ -16,10 +16,11 @@ from torch.distributed import is_torchelastic_launched
 from tqdm import tqdm
 
 from .data.readers import check_file
+from .files import check_output, is_stream
 from .inference.corpus import Corpus, read_sources, translate_window
 from .inference.formats import FORMATS
 from .inference.loading import DTYPES, MAX_SOURCE_TOKENS, load_ensemble, source_limit
-from .inference.resumable_output import PartialOutput, fingerprint
+from .inference.resumable_output import DirectOutput, PartialOutput, model_files, partial_files
 from .inference.search import Sampling, Search
 from .inference.workers import Processes, launch
 from .options import above_zero, add_trust, finite, positive, share
@@ -34,7 +35,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", required=True, nargs="+", help="checkpoint folder or Hub repository; several are an ensemble")
     add("--input", default="-", help="text file, a sentence a line, plain or .gz (standard input)")
-    add("--output", help="text file to write (standard output)")
+    add("--output", help="text file to write, compressed if it ends in .gz; a FIFO or a device such as /dev/null is "
+        "written to directly (standard output)")  # fmt: skip
     add("--resume", action="store_true", help="go on with an --output that was interrupted")
     add("--format", choices=FORMATS, help="text: the best translation a line; nbest: Moses' lists; jsonl: an object a "
         "line, with scores and the log probability of every token (text, or nbest with --n-best)")  # fmt: skip
@@ -65,10 +67,15 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     for file in (args.input, args.target_prefix):
         if file is not None and file != "-":
             check_file(file)
-    if args.output and not Path(args.output).parent.is_dir():
-        parser.error(f"--output {args.output}: no such folder")
-    if args.resume and not (args.output and Path(args.input).is_file()):
+    if args.output in ("-", "/dev/stdout"):
+        args.output = None
+    if args.output is not None:
+        check_output(args.output, [args.input, args.target_prefix, *args.model], streams=True)
+    if args.resume and (args.output is None or is_stream(args.output) or not Path(args.input).is_file()):
         parser.error("--resume needs an --input file and an --output file")
+    if args.output is not None and not is_stream(args.output):
+        for file in partial_files(args.output):
+            check_output(file, [args.input, args.target_prefix, *args.model])
     if args.target_prefix == "-":
         parser.error("--target-prefix must be a file")
     if args.processes > 1 and not Path(args.input).is_file():
@@ -91,17 +98,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def describe(args: argparse.Namespace) -> dict:
-    """What the translations depend on, for `--resume` to compare."""
-    job = {"model": args.model[0] if len(args.model) == 1 else args.model, "dtype": args.dtype}
-    job |= {"options": args.options, "input": args.input, "content": None}
-    job |= {"format": args.format, "n_best": args.n_best, "sampling": args.sampling}
-    job |= {"max_source_tokens": args.max_source_tokens, "long_lines": args.long_lines}
-    job |= {"target_prefix": args.target_prefix, "prefixes": None}
-    if Path(args.input).is_file():
-        job["content"] = fingerprint(args.input)
-    if args.target_prefix:
-        job["prefixes"] = fingerprint(args.target_prefix)
-    return job
+    """What the translations depend on beside the lines, for `--resume` to compare; once the models are loaded."""
+    names = ("dtype", "options", "format", "n_best", "sampling", "max_source_tokens", "long_lines")
+    names += ("batch_tokens", "window")  # scores depend, in their last digits, on what is in a batch
+    settings = {name: getattr(args, name) for name in names} | {"target_prefix": args.target_prefix is not None}
+    return {"settings": settings, "files": model_files(args.model)}
 
 
 def load_corpus(args: argparse.Namespace, device: torch.device) -> Corpus:
@@ -136,27 +137,50 @@ def count_lines(args: argparse.Namespace) -> int | None:
     return sum(1 for _ in read_sources(args.input, args.target_prefix))
 
 
-def open_output(args: argparse.Namespace, processes: Processes) -> PartialOutput | None:
-    """The file to write, of the process that writes; without `--output` that is its standard output."""
+def check_start(args: argparse.Namespace, processes: Processes) -> None:
+    """Whether there is anything to start or to resume, before the models are loaded.
+
+    Raises:
+        FileExistsError, FileNotFoundError: As of `PartialOutput`.
+        ValueError: There are not the processes that are asked for, or not all of them could read the input.
+    """
     if processes.count > 1 and not Path(args.input).is_file():
         raise ValueError("Several processes need an --input file, as each of them reads it.")
     if args.processes > 1 and processes.count != args.processes:
         raise ValueError(f"--processes {args.processes}: something else has started {processes.count} already.")
-    if not processes.is_main:
-        return None
-    if args.output:
-        return PartialOutput(args.output, describe(args), args.resume, args.n_best if args.format == "nbest" else 1)
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    return None
+    if processes.is_main and args.output is not None and not is_stream(args.output):
+        PartialOutput.check(args.output, args.resume)
 
 
-def translate_corpus(args: argparse.Namespace, corpus: Corpus, output, done: int, total, processes: Processes) -> None:
+def open_output(args: argparse.Namespace, total: int | None) -> PartialOutput | DirectOutput:
+    """Where the process that writes does so, for it to enter.
+
+    Args:
+        args (`argparse.Namespace`): Of `parse_arguments`.
+        total (`int`, *optional*): Lines of the input, where it is a file.
+    """
+    if args.output is None or is_stream(args.output):
+        return DirectOutput(args.output)
+    sources = read_sources(args.input, args.target_prefix)
+    each = args.n_best if args.format == "nbest" else 1
+    most = None if total is None else total * each
+    return PartialOutput(args.output, describe(args), sources, args.resume, most)
+
+
+def translate_corpus(
+    args: argparse.Namespace,
+    corpus: Corpus,
+    output: PartialOutput | DirectOutput | None,
+    done: int,
+    total: int | None,
+    processes: Processes,
+) -> None:
     """Translate the lines from number `done` on, window by window, and say how fast it went.
 
     Args:
         args (`argparse.Namespace`): Of `parse_arguments`.
         corpus (`Corpus`): How to translate.
-        output (file, *optional*): Where to write to, in one process only.
+        output (`PartialOutput` or `DirectOutput`, *optional*): Where to write to, in one process only.
         done (`int`), total (`int`, *optional*): Lines that are translated already, and in all.
         processes (`Processes`): Who takes part.
     """
@@ -175,7 +199,7 @@ def translate_corpus(args: argparse.Namespace, corpus: Corpus, output, done: int
             if output is not None:
                 for line, found in zip(lines, translations):
                     output.write(FORMATS[args.format](line.number - 1, line.text, found))
-                output.flush()
+                output.end_window(lines)
     if processes.is_main:
         corpus.report()
         report_speed(done - first, tokens, time.perf_counter() - started)
@@ -204,12 +228,12 @@ def main(argv: list[str] | None = None) -> None:
     processes = Processes(cpu=args.dtype == "int8")
     with contextlib.ExitStack() as stack:
         total = processes.together(lambda: count_lines(args))
-        output = processes.together(lambda: open_output(args, processes))
+        processes.together(lambda: check_start(args, processes))
         corpus = processes.together(lambda: load_corpus(args, processes.device))
-        processes.together(lambda: output and stack.enter_context(output))
+        output = processes.together(
+            lambda: stack.enter_context(open_output(args, total)) if processes.is_main else None
+        )
         done = processes.gather([0 if output is None else output.sentences])[0]
-        if processes.is_main and output is None:
-            output = sys.stdout
         translate_corpus(args, corpus, output, done, total, processes)
     processes.end()
 

@@ -16,7 +16,6 @@ from .translation import translate
 
 
 TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
-PICTURES = (".png", ".svg", ".pdf")
 # The weights of all layers and heads, as numbers of 4 bytes in memory and of up to 7 in a page ("0.1234,").
 MOST_NUMBERS, BYTES_IN_MEMORY, BYTES_IN_A_PAGE = 15_000_000, 4, 7
 MOST_PIXELS, MOST_PIXELS_OF_A_SIDE, DPI = 100_000_000, 65_000, 150  # of a picture; matplotlib draws 65,535

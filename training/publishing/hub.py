@@ -17,6 +17,7 @@ from ..evaluation.metrics import DEFAULT_METRICS, build_metrics, compare, measur
 from ..evaluation.perplexity import perplexities
 from ..evaluation.report import Report
 from ..evaluation.test_sets import Texts
+from ..files import written_whole
 from ..inference.loading import load_checkpoint
 from ..inference.translation import translate
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
@@ -305,7 +306,6 @@ def write_card_only(
     Path(output).mkdir(parents=True, exist_ok=True)
     for name, content in {CARD: card.encode(), **files}.items():
         if name in (CARD, CURVES):
-            partial = Path(output) / f"{name}.partial"
-            partial.write_bytes(content)
-            partial.replace(Path(output) / name)  # what people wrote is never half gone
+            with written_whole(Path(output) / name) as file:  # what people wrote is never half gone
+                file.write(content)
     return Path(output) / CARD

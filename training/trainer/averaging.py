@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 RECORD = "averaged_from.json"
+LEFTOVERS = ("partial", "earlier")  # endings of folders beside an average, while it is written
 
 
 def last_checkpoints(run: str, count: int) -> list[Path]:
@@ -99,8 +101,11 @@ def average(
 
 def check_output(output: Path, replace: bool) -> None:
     """Raises FileExistsError where there is something that may not be replaced: only an average may."""
-    if output.exists() and not (replace and (output / RECORD).is_file()):
+    if os.path.lexists(output) and not (replace and (output / RECORD).is_file() and not output.is_symlink()):
         raise FileExistsError(f"{output} is there already.")
+    for place in (output.with_name(f"{output.name}.{name}") for name in LEFTOVERS):
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            raise FileExistsError(f"{place} is in the way: expected an earlier run's folder, or nothing.")
 
 
 def write_checkpoint(
@@ -116,13 +121,13 @@ def write_checkpoint(
         replace (`bool`): Whether an average that is there already gives way.
 
     Raises:
-        FileExistsError: `output` is there already.
+        FileExistsError: `output` is there already, or something in the place of the folder it grows in.
         OSError: It cannot be written.
     """
     check_output(output, replace)
-    partial, earlier = (output.with_name(f"{output.name}.{name}") for name in ("partial", "earlier"))
+    partial, earlier = (output.with_name(f"{output.name}.{name}") for name in LEFTOVERS)
     for leftover in (partial, earlier):
-        shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(leftover, ignore_errors=True)  # which leaves a file and a symbolic link
     output.parent.mkdir(parents=True, exist_ok=True)
     what = f"{output.name} could not be written"
     with naming_what_failed(output.parent, what, lambda: shutil.rmtree(partial, ignore_errors=True)):
