@@ -236,6 +236,10 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         if self.tokens_per_device is not None:
             self.set_accumulation()
 
+    def __getstate__(self) -> dict:
+        """What is pickled, as `training_args.bin` in every checkpoint: without the tokens."""
+        return {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
+
     def _check(self) -> None:
         """Raises ValueError for what cannot be, or would be ignored in silence."""
         if self.label_smoothing_factor:
@@ -455,7 +459,8 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[ModelArguments, Data
     )
     if unknown:
         known = [f"--{f.name}" for cls in GROUPS for f in fields(cls)]
-        raise ValueError(f"unknown argument {unknown[0]}.{_suggestion(unknown[0].split('=')[0], known)}")
+        name = unknown[0].partition("=")[0]  # its value may be a secret
+        raise ValueError(f"unknown argument {name}.{_suggestion(name, known)}")
     data.train_files = [expand(path) for path in data.train_files or []]
     data.eval_files = [expand(path) for path in data.eval_files or []]
     for name in ("init_from", "tokenizer_from"):
