@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tqdm import tqdm
 
 from hf_vaswani import VaswaniConfig
@@ -26,6 +26,7 @@ from ..trainer.cost import cost
 from ..trainer.manifest import changes, model_fields
 from ..trainer.resumable_trainer import RECORD_NAME
 from ..trainer.run import make_trainer, train
+from ..trainer.run_lock import RunInUseError, lock_run
 from ..trainer.trainer import VaswaniTrainer
 from .rows import COUNTED, base_config, row_config
 from .table import RESULT
@@ -118,9 +119,8 @@ class Ablation:
             Whether the run is finished; it may have been before.
         """
         run = self.folder / row / f"seed-{seed}"
-        run.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(run / "run.lock", blocking=False):
+            with lock_run(run):
                 if (run / RESULT).is_file():
                     logger.info("%s: finished earlier.", run)
                     return True
@@ -130,8 +130,8 @@ class Ablation:
                 result = {"row": row, "seed": seed, "differs": differs, **training_cost(trainer), **evaluate(trainer)}
                 write_whole(run / RESULT, json.dumps(result, indent=2) + "\n")
                 return True
-        except Timeout:
-            logger.info("%s: another command is at it.", run)
+        except RunInUseError as error:
+            logger.info("%s", error)
             return False
 
     def differences(self, row: str) -> dict:
