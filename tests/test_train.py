@@ -423,6 +423,22 @@ def test_training_without_evaluation_data(tmp_path, data, capsys):
     assert complete_checkpoints(tmp_path)[-1].name == "checkpoint-2"
 
 
+def test_a_run_that_ends_within_a_pass_reports_what_its_stream_dropped(tmp_path, data, caplog):
+    """One update of one window; of the 200 pairs, those that were read ahead are counted too."""
+    stream = ["--streaming", "true", "--stream_window", "50", "--max_length", "60"]
+    with caplog.at_level(logging.INFO):
+        assert main(words(data, tmp_path / "run", *stream, "--max_steps", "1")) == 0
+    [message] = [record.message for record in caplog.records if " over the training data: " in record.message]
+    found = re.fullmatch(
+        r"Part of a pass over the training data: (\d+) of (\d+) pairs kept; "
+        r"dropped: 0 empty, (\d+) too long, 0 by length ratio\.",
+        message,
+    )
+    kept, read, too_long = map(int, found.groups())
+    assert 50 <= read < 200 and kept >= 50 and too_long > 0
+    assert kept + too_long == read
+
+
 def test_training_from_a_stream(tmp_path, data, caplog):
     """Twenty updates are several passes; pairs that are too long are counted in each."""
     stream = ["--streaming", "true", "--stream_window", "90", "--max_length", "60"]
