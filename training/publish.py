@@ -11,7 +11,8 @@ from pathlib import Path
 from .evaluation.test_sets import read_texts
 from .options import above_zero
 from .publishing.hub import TestSet, publish, write_card_only
-from .publishing.model_card import Wishes, read_report
+from .publishing.model_card import Wishes
+from .publishing.scores import read_report
 
 
 def _parser() -> argparse.ArgumentParser:

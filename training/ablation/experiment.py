@@ -6,6 +6,7 @@ import time
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypedDict
 
 from filelock import FileLock
 from tqdm import tqdm
@@ -15,7 +16,7 @@ from hf_vaswani.checkpoint_vaswani import checksum
 
 from ..evaluation.metrics import build_metrics, measure
 from ..evaluation.perplexity import perplexities
-from ..files import write_whole
+from ..files import read_record, write_whole
 from ..inference.loading import load_checkpoint
 from ..inference.translation import translate
 from ..paper import UPDATES
@@ -37,6 +38,12 @@ logger = logging.getLogger(__name__)
 TOKENIZER = "tokenizer"
 # What `hf-vaswani train` is told of each run by this command.
 OURS = ("model", "output_dir", "seed", "resume", "average", "average_count", "tokenizer_from", "config")
+
+
+class SameFile(TypedDict):
+    """What the `run.json` of an ablation holds."""
+
+    same: dict[str, Any]
 
 
 # The runs
@@ -93,7 +100,7 @@ class Ablation:
         if not path.is_file():
             write_whole(path, json.dumps(record, indent=2) + "\n")
             return
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = read_record(path, SameFile)
         if found := changes(earlier["same"], record["same"]):
             raise ValueError(f"{self.folder} has rows of another recipe, choose another --output: {', '.join(found)}.")
 

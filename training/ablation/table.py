@@ -6,12 +6,13 @@ from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any, TypedDict
 
 from filelock import FileLock
 
 from hf_vaswani import TABLE_3, VaswaniConfig
 
-from ..files import save_whole, write_whole
+from ..files import read_record, save_whole, write_whole
 from ..paper import PAPER
 
 
@@ -28,17 +29,47 @@ RULE = (
 ONE_SEED = "No row has two seeds, so the noise is unknown, and the sign alone is compared."
 
 
+class ResultFile(TypedDict):
+    """What `result.json` holds."""
+
+    row: str
+    seed: int
+    differs: dict[str, Any]
+    parameters: int
+    updates: int | None
+    source_tokens: int | None
+    target_tokens: int | None
+    seconds: int | float | None
+    evaluation_seconds: int | float | None
+    perplexity: int | float
+    bleu: int | float
+    metric: str
+    signature: str
+    averaged: int
+
+
 def read_results(folder: Path) -> list[dict]:
     """The results of the finished runs in an ablation's folder, in the order of Table 3 and of the seeds.
 
     Raises:
         FileNotFoundError: There is none.
+        ValueError: One is broken; the message names file and field.
     """
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(f"*/seed-*/{RESULT}")]
+    results = [_read_result(path) for path in folder.glob(f"*/seed-*/{RESULT}")]
     if not results:
         raise FileNotFoundError(f"{folder}: no finished run, there is no ROW/seed-SEED/{RESULT} in it.")
     rows = list(TABLE_3)
     return sorted(results, key=lambda result: (rows.index(result["row"]), result["seed"]))
+
+
+def _read_result(path: Path) -> dict:
+    result = read_record(path, ResultFile)
+    if result["row"] not in TABLE_3:
+        raise ValueError(f"{path}: row: expected one of Table 3, found {result['row']!r:.60}.")
+    for name in METRICS:
+        if not math.isfinite(result[name]):
+            raise ValueError(f"{path}: {name}: expected a finite number, found {result[name]}.")
+    return result
 
 
 def summary(results: list[dict]) -> dict:

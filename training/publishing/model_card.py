@@ -21,8 +21,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.readers import DataError
-from ..evaluation.metrics import Comparison, Figure, Interval
+from ..evaluation.metrics import Figure
 from ..evaluation.report import Report, as_text
 from ..inference.translation import translate
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
@@ -208,31 +207,6 @@ def eval_results(test: str, report: Report) -> list[EvalResult]:
         for figure in report.figures
         if math.isfinite(figure.score)
     ]
-
-
-def read_report(path: str) -> Report:
-    """A report as `hf-vaswani score --json` writes it.
-
-    Raises:
-        DataError: It is something else.
-        FileNotFoundError: No such file.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file.")
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        comparisons = [Comparison(**comparison) for comparison in found["comparisons"]]
-        figures = [_figure(**figure) for figure in found["figures"]]
-        return Report(found["system"], found["sentences"], found["empty"], figures, comparisons)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {error!r}.") from error
-
-
-def _figure(score: float | None, interval: dict | None, **more) -> Figure:
-    """As JSON has it, where null is a perplexity that no float can hold."""
-    return Figure(
-        score=math.inf if score is None else score, interval=Interval(**interval) if interval else None, **more
-    )
 
 
 def _signature(figure: Figure) -> str:

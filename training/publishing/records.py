@@ -1,23 +1,32 @@
 """Records of the run behind a checkpoint; missing values are reported as missing."""
 
-import json
 import logging
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypedDict
 
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.checkpoint_vaswani import checksum
 
 from ..data.pairs import load_pairs
+from ..files import check_fields, read_record
 from ..trainer.arguments import RECIPES, defaults, load_recipe
-from ..trainer.averaging import RECORD
-from ..trainer.checkpoints import STATE_NAME, checkpoint_folders
-from ..trainer.manifest import model_fields
+from ..trainer.averaging import RECORD, AverageFile
+from ..trainer.checkpoints import STATE_NAME, checkpoint_folders, read_state
+from ..trainer.manifest import RunFile, model_fields
 from ..trainer.resumable_trainer import RECORD_NAME
 from .tensorboard_log import event_files
 
 
 logger = logging.getLogger(__name__)
+
+
+class Step(TypedDict):
+    """What the Trainer's state must say for a card."""
+
+    global_step: int
+    epoch: int | float | None
 
 
 @dataclass
@@ -60,24 +69,24 @@ def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, re
 
     Raises:
         FileNotFoundError: No such run or recipe.
-        ValueError: The run trained another model, or the recipe is none.
+        ValueError: The run trained another model, a record is broken, or the recipe is none.
     """
     if run is not None and not Path(run).is_dir():
         raise FileNotFoundError(f"--run {run}: no such folder.")
     folder = Path(run) if run else checkpoint if checkpoint_folders(checkpoint) else checkpoint.parent
-    averaged = _read(checkpoint / RECORD)
+    averaged = _read(checkpoint / RECORD, AverageFile)
     sources = [
         Path(name) if Path(name).is_dir() else folder / Path(name).name for name in averaged_checkpoints(averaged)
     ]
     places = [checkpoint, *reversed(sources), folder, *reversed(checkpoint_folders(folder))]
-    record = next((found for place in places if (found := _read(place / RECORD_NAME))), None)
+    record = next((found for place in places if (found := _read_run(place / RECORD_NAME))), None)
     if record is not None and (other := _other_model(record, config)):
         if run is not None:
             raise ValueError(f"--run {run}: another model was trained there, with {other}.")
         logger.warning("%s is not of the model in %s (%s): its records are not used.", folder, checkpoint, other)
         record, places = None, [checkpoint]
     state = _state([folder if folder in places else checkpoint, *places], _step(checkpoint, averaged))
-    own = run is not None or checkpoint_folders(folder) or _read(folder / STATE_NAME)  # not just any folder above it
+    own = run is not None or checkpoint_folders(folder) or _read_state(folder)  # not just any folder above it
     events = event_files(folder) if own and folder in places and state is not None else []
     text, named = (None, None) if recipe is None else (_recipe_text(recipe), load_recipe(recipe))
     return Run(state, record, averaged, text, named, events)
@@ -94,8 +103,30 @@ def first_source(run: Run) -> str | None:
     return next((pair["source"] for pair in pairs if pair["source"].strip()), None)
 
 
-def _read(path: Path) -> dict | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _read(path: Path, schema: type[dict] | None = None) -> dict | None:
+    return read_record(path, schema) if path.is_file() else None
+
+
+def _read_state(folder: Path) -> dict | None:
+    """The Trainer's state, if it is there, with the step that it is of."""
+    if not (folder / STATE_NAME).is_file():
+        return None
+    state = read_state(folder)
+    check_fields(state, Step, str(folder / STATE_NAME))
+    return state
+
+
+def _read_run(path: Path) -> dict | None:
+    """`run.json`, if it is there. Numbers that the card computes with must be some."""
+    record = _read(path, RunFile)
+    if record is None:
+        return None
+    numbers = {name for name, value in defaults().items() if type(value) in (int, float)} | {"learning_rate"}
+    for values in (record["same"], record["noted"]):
+        for name in numbers & values.keys():
+            if values[name] is not None and not isinstance(values[name], (int, float)):
+                raise ValueError(f"{path}: {name}: expected a number, found {reprlib.repr(values[name]):.60}.")
+    return record
 
 
 def averaged_checkpoints(averaged: dict | None) -> list[str]:
@@ -104,7 +135,7 @@ def averaged_checkpoints(averaged: dict | None) -> list[str]:
 
 def _step(checkpoint: Path, averaged: dict | None) -> int | None:
     """The last update that went into the weights, where that can be known."""
-    own = _read(checkpoint / STATE_NAME)
+    own = _read_state(checkpoint)
     if own is not None:
         return own["global_step"]
     if averaged is not None and "updates" in averaged:
@@ -115,7 +146,7 @@ def _step(checkpoint: Path, averaged: dict | None) -> int | None:
 
 def _state(places: list[Path], step: int | None) -> dict | None:
     """The run's own state is looked at first: beside a checkpoint's, it also has the time that training took."""
-    states = (_read(place / STATE_NAME) for place in places if step is not None)
+    states = (_read_state(place) for place in places if step is not None)
     return next((state for state in states if state is not None and state["global_step"] == step), None)
 
 

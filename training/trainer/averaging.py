@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from transformers.trainer_callback import TrainerState
 
 from hf_vaswani import VaswaniForConditionalGeneration
 
+from ..files import read_record
 from .arguments import VaswaniTrainingArguments
 from .checkpoints import (
     checkpoint_folders,
@@ -133,6 +135,19 @@ def write_checkpoint(
 EMA_NAME = "ema"  # folder in each checkpoint
 
 
+class AverageFile(TypedDict):
+    """What is used of `averaged_from.json`."""
+
+    checkpoints: NotRequired[list[str]]
+    updates: NotRequired[int]
+
+
+class MovingAverageFile(TypedDict):
+    """The same, of a moving average."""
+
+    updates: int
+
+
 class MovingAverage(TrainerCallback):
     """The exponential moving average of the weights: those after the first update, then after each update
     `decay * average + (1 - decay) * weights`.
@@ -178,11 +193,12 @@ class MovingAverage(TrainerCallback):
         if not (folder / RECORD).is_file():
             raise FileNotFoundError(f"{folder}: no moving average was kept; it cannot begin in the middle of a run.")
         module = self.averaged.module
+        updates = read_record(folder / RECORD, MovingAverageFile)["updates"]
         saved = type(module).from_pretrained(folder, dtype=module.dtype)
         with torch.no_grad():
             for mine, theirs in zip(module.parameters(), saved.parameters()):
                 mine.copy_(theirs)
-        self.averaged.n_averaged.fill_(json.loads((folder / RECORD).read_text(encoding="utf-8"))["updates"])
+        self.averaged.n_averaged.fill_(updates)
 
 
 @contextlib.contextmanager

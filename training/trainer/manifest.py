@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from pathlib import Path
+from typing import Any, TypedDict
 
 import torch
 from datasets import Dataset
@@ -18,6 +19,7 @@ from hf_vaswani import VaswaniConfig
 from hf_vaswani.checkpoint_vaswani import checksum, weight_files
 
 from ..data.encoding import FilteredStream, lengths, share_of_stream
+from ..files import read_record
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
 from .resumable_trainer import RECORD_NAME
 
@@ -46,6 +48,15 @@ UNRECORDED = {
     *("resume", "resume_from_checkpoint", "local_rank", "label_names", "remove_unused_columns"),
     *("ema_decay", "metric_for_best_model"),
 }
+
+
+class RunFile(TypedDict):
+    """What `run.json` holds."""
+
+    same: dict[str, Any]
+    noted: dict[str, Any]
+
+
 SCORING = {"bleu_tokenize", "eval_average"}
 SCHEDULES_WITHOUT_END = {"inverse_sqrt", "constant", "constant_with_warmup"}
 
@@ -174,7 +185,7 @@ def check_same_run(record: dict[str, dict], checkpoint: str) -> None:
     """
     path = Path(checkpoint) / RECORD_NAME
     if path.is_file():
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = read_record(path, RunFile)
     else:
         logger.warning("%s has no %s: only its model is compared with this run's.", checkpoint, RECORD_NAME)
         fields = model_fields(VaswaniConfig.from_pretrained(checkpoint))

@@ -34,6 +34,7 @@ from .checkpoints import (
     naming_what_failed,
     put_files_in_place,
     put_in_place,
+    read_progress,
     regular_steps,
     rotate,
     write_checksums,
@@ -297,11 +298,10 @@ class SafeTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run), self.saved_steps)
         self.state.compute_steps(self.args, self.state.max_steps)  # the stock Trainer keeps to those of the checkpoint
-        path = Path(self._resumed_from) / PROGRESS_NAME
+        saved = read_progress(Path(self._resumed_from))
         self._resumed_from = None
-        if not path.is_file():
-            return  # a stock Trainer's checkpoint
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        if saved is None:
+            return
         self._total_loss_scalar, self._globalstep_last_logged = saved["total_loss"], saved["last_logged"]
         processes = saved["processes"]
         if len(processes) != self.args.world_size:

@@ -28,6 +28,7 @@ from .checkpoints import (
     complete_checkpoints,
     naming_what_failed,
     put_files_in_place,
+    read_state,
 )
 from .fine_tuning import EarlyStopping, add_adapters, load_model, merge_adapters, starting_checkpoint
 from .manifest import check_same_run, run_record
@@ -50,6 +51,7 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         FileNotFoundError: The run is told to resume, and there is no complete checkpoint of it, or one of weights
             alone.
         OSError: A file of the last checkpoint is damaged or missing.
+        ValueError: The Trainer's state in it is broken.
     """
     with args.main_process_first(desc="looking for checkpoints", local=False):
         if args.process_index == 0:
@@ -68,6 +70,7 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         return None
     if args.process_index == 0:  # the others would only read all of it again
         check_files(checkpoints[-1])
+        read_state(checkpoints[-1])  # what the library would take as it is
     check_optimiser_state(checkpoints[-1], args.deepspeed_plugin is not None)
     return str(checkpoints[-1])
 

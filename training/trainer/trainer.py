@@ -231,7 +231,7 @@ class VaswaniTrainer(SafeTrainer):
         super()._begin()
         if self._stream is None or checkpoint is None or self.args.ignore_data_skip:
             return
-        positions = json.loads((Path(checkpoint) / STREAM_NAME).read_text(encoding="utf-8"))
+        positions = json.loads((Path(checkpoint) / STREAM_NAME).read_text(encoding="utf-8"))  # as its checksum says
         # Another number of devices has only been let through where all of them read the same stream.
         self._stream.start_at(positions[self.args.process_index if len(positions) == self.args.world_size else 0])
 
