@@ -254,7 +254,7 @@ def test_what_another_command_is_at_is_passed_over(data, tmp_path, caplog):
     (output / "base" / "seed-42").mkdir(parents=True)
     with FileLock(output / "base" / "seed-42" / "run.lock"):
         assert main(words(data, output, rows=["base", "B-dk32"])) == 0
-    assert "base/seed-42: another command is at it" in caplog.text
+    assert "base/seed-42: another run is at work here, process" in caplog.text
     assert not (output / "base" / "seed-42" / "result.json").exists()
     assert result(output, "B-dk32")["differs"] == {"d_k": 1}
     assert "no finished run of base" in (output / "table.md").read_text()

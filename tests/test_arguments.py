@@ -151,7 +151,8 @@ def test_what_must_be_positive_is_named(name, value):
 def test_an_unknown_argument_comes_with_what_it_is_close_to(word, close):
     with pytest.raises(ValueError, match="unknown argument") as error:
         parse(word)
-    assert str(error.value) == f"unknown argument {word}." + (f" Did you mean '{close}'?" if close else "")
+    name = word.partition("=")[0]  # the value may be a secret
+    assert str(error.value) == f"unknown argument {name}." + (f" Did you mean '{close}'?" if close else "")
 
 
 @pytest.mark.parametrize("stage", ["2", "3"])

@@ -28,8 +28,9 @@ from training.evaluation.report import Report, as_json
 from training.inference.loading import load_checkpoint
 from training.publish import license_identifier
 from training.publishing.deviations import deviations
-from training.publishing.model_card import merge, read_report
+from training.publishing.model_card import merge
 from training.publishing.records import Run, find_run, without_paths
+from training.publishing.scores import read_report
 from training.trainer.arguments import packaged_recipes, parse_arguments
 from training.trainer.cost import cost, operations
 

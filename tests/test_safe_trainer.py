@@ -1,18 +1,24 @@
 import errno
 import json
+import logging
 import math
 import os
 import resource
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
-from test_hub import contents
+from test_hub import ALICE, contents
 from test_hub import hub as hub
+from test_train import SMALL
 from test_trainer import make_trainer
 from transformers import TrainerCallback
 
 from hf_vaswani import VaswaniForConditionalGeneration
+from training.cli import main
+from training.demo_data import write_demo_data
 from training.trainer.checkpoints import (
     PARTIAL,
     PROGRESS_NAME,
@@ -228,12 +234,61 @@ def test_what_was_to_be_replaced_is_put_back_and_the_rest_cleared(tmp_path):
     assert not (tmp_path / PARTIAL).exists()
 
 
+MODEL_PATTERNS = ("*.safetensors", "*_vaswani.py", "config.json", "*_config.json", "tokenizer.json", "checksums.json")
+
+
 def test_a_checkpoint_is_pushed_when_it_is_complete(hub, tmp_path, tokenizer, pairs):
+    """The files that make the model, in its own folder and in the repository's: the last checkpoint's."""
     options = {"push_to_hub": True, "hub_model_id": "alice/safe", "hub_strategy": "all_checkpoints"}
     trainer = make_trainer(tmp_path / "run", tokenizer, pairs, hub_always_push=True, save_total_limit=2, **options)
     trainer.train()
     files = contents(hub.repositories["alice/safe"].at("main"))
     assert not [name for name in files if "partial" in name]
-    for name in ("checkpoint-3", "checkpoint-6"):
-        for path in (tmp_path / "run" / name).iterdir():
-            assert files[f"{name}/{path.name}"] == path.read_bytes()
+    for name, prefix in (("checkpoint-3", "checkpoint-3/"), ("checkpoint-6", "checkpoint-6/"), ("checkpoint-6", "")):
+        pushed = {path.removeprefix(prefix) for path in files if path.startswith(prefix)}
+        model = {
+            path.name
+            for path in (tmp_path / "run" / name).iterdir()
+            if any(path.match(pattern) for pattern in MODEL_PATTERNS)
+        }
+        assert {"model.safetensors", "config.json", "tokenizer.json", "modeling_vaswani.py"} <= model <= pushed
+        for path in model:
+            assert files[f"{prefix}{path}"] == (tmp_path / "run" / name / path).read_bytes()
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+def test_a_token_is_written_nowhere_and_what_is_pushed_tells_nothing_of_the_machine(
+    hub, tmp_path, strategy, caplog, capfd
+):
+    """Neither pickles nor absolute paths are pushed, whatever the strategy."""
+    data = write_demo_data(str(tmp_path / "data"), train=60, val=5, test=5)
+    files = ["--train_files", *map(str, data["train"]), "--eval_files", *map(str, data["val"])]
+    push = ["--push_to_hub", "true", "--hub_token", ALICE, "--hub_strategy", strategy, "--hub_always_push", "true"]
+    name, run = f"alice/token-{strategy}", tmp_path / "run"
+    more = ["--hub_model_id", name, "--max_steps", "4", "--average", "last", "--average_count", "2"]
+    with caplog.at_level(logging.INFO):
+        assert main(["train", *files, "--output_dir", str(run), *SMALL, *push, *more]) == 0
+        assert (
+            main(["train", *files, "--output_dir", str(run), *SMALL, *push, *more, "--max_steps", "6", "--resume"])
+            == 0
+        )
+
+    written = [path for path in run.rglob("*") if path.is_file()]
+    assert {"training_args.bin", "run.json", "trainer_state.json", "README.md"} <= {path.name for path in written}
+    assert [path for path in written if "tfevents" in path.name]
+    assert [path for path in written if ALICE.encode() in path.read_bytes()] == []
+    assert ALICE not in caplog.text + "".join(capfd.readouterr())
+    assert torch.load(run / "training_args.bin", weights_only=False).hub_token is None
+
+    repository = hub.repositories[name]
+    pushed = {
+        f"{id}/{path}": content for id in repository.commits for path, content in contents(repository.at(id)).items()
+    }
+    assert {"model.safetensors", "README.md", "tokenizer.json"} <= {Path(path).name for path in pushed}
+    places = [str(tmp_path), str(Path.cwd()), str(Path.home()), tempfile.gettempdir(), ALICE]
+    for path, content in pushed.items():
+        assert not content.startswith((b"\x80", b"PK")), path  # pickles, and PyTorch's, which are zip files
+        assert [place for place in places if place.encode() in content] == [], path
+    folders = {path.split("/")[1] for path in pushed if path.count("/") > 1}
+    steps = {f"checkpoint-{step}" for step in (2, 4, 6)}
+    assert folders == {"checkpoint": {"last-checkpoint"}, "all_checkpoints": steps}[strategy]

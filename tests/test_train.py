@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import hashlib
 import json
@@ -27,6 +28,7 @@ from training.hardware import hardware
 from training.trainer.arguments import VaswaniTrainingArguments, parse_arguments
 from training.trainer.checkpoints import TRAINING_CHECKSUMS_NAME, complete_checkpoints
 from training.trainer.manifest import check_same_run, run_record
+from training.trainer.run import train
 from training.trainer.trainer import VaswaniTrainer
 
 
@@ -364,7 +366,7 @@ def test_a_tokenizer_that_cannot_be_written_leaves_nothing(data, tmp_path, capsy
         re.escape(" bytes free there: No space left on device (os error 28)."),
     )
     assert re.fullmatch(start + middle + end, error)
-    assert list((tmp_path / "run").iterdir()) == []
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_its_beginning(tmp_path, data, run, caplog):
@@ -420,6 +422,22 @@ def test_training_without_evaluation_data(tmp_path, data, capsys):
     assert "there is no evaluation data to say which" in capsys.readouterr().err
     assert main(["train", *files, *SMALL, "--max_steps", "2"]) == 0
     assert complete_checkpoints(tmp_path)[-1].name == "checkpoint-2"
+
+
+def test_a_run_that_ends_within_a_pass_reports_what_its_stream_dropped(tmp_path, data, caplog):
+    """One update of one window; of the 200 pairs, those that were read ahead are counted too."""
+    stream = ["--streaming", "true", "--stream_window", "50", "--max_length", "60"]
+    with caplog.at_level(logging.INFO):
+        assert main(words(data, tmp_path / "run", *stream, "--max_steps", "1")) == 0
+    [message] = [record.message for record in caplog.records if " over the training data: " in record.message]
+    found = re.fullmatch(
+        r"Part of a pass over the training data: (\d+) of (\d+) pairs kept; "
+        r"dropped: 0 empty, (\d+) too long, 0 by length ratio\.",
+        message,
+    )
+    kept, read, too_long = map(int, found.groups())
+    assert 50 <= read < 200 and kept >= 50 and too_long > 0
+    assert kept + too_long == read
 
 
 def test_training_from_a_stream(tmp_path, data, caplog):
@@ -612,3 +630,58 @@ def test_an_error_in_a_stream_names_the_line(tmp_path, data, capsys):
     files = ["--train_files", str(broken), "--output_dir", str(tmp_path / "run"), "--streaming", "true"]
     assert main(["train", *files, *SMALL, "--stream_window", "100", "--max_steps", "50"]) == 1
     assert "broken.tsv:151: expected 2 columns" in capsys.readouterr().err
+
+
+LIVING = """
+import sys
+from training.cli import main
+from training.trainer.trainer import VaswaniTrainer
+
+step, waited = VaswaniTrainer.training_step, []
+
+def training_step(self, *args, **kwargs):
+    if not waited:
+        waited.append(print("at work", flush=True))
+        sys.stdin.readline()
+    return step(self, *args, **kwargs)
+
+VaswaniTrainer.training_step = training_step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("ended", ["itself", "killed"])
+def test_a_second_run_keeps_off_the_folder_of_a_living_one(tmp_path, data, capsys, ended):
+    """Another process trains there. When it has ended, in whatever way, the folder is free."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", LIVING, *words(data, run, "--max_steps", "4")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, cwd=Path(__file__).parent.parent) as living:
+        try:
+            assert living.stdout.readline() == "at work\n"
+            before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+            for more in ([], ["--resume"]):
+                assert main(words(data, run, "--max_steps", "4", *more)) == 1
+                error = capsys.readouterr().err
+                assert str(run) in error and "another run is at work" in error
+                assert f"process {living.pid} on {platform.node()}" in error and error.count("\n") == 1
+            assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+            if ended == "killed":
+                living.kill()
+            living.communicate("go on\n")
+        finally:
+            living.kill()
+    assert living.returncode == (0 if ended == "itself" else -9)
+    assert main(words(data, run, "--max_steps", "6", "--resume")) == 0
+    assert complete_checkpoints(run)[-1].name == "checkpoint-6"
+
+
+def test_only_the_first_process_locks_the_folder(tmp_path, monkeypatch):
+    """The others would find it locked."""
+    monkeypatch.setattr("training.trainer.run._train", lambda model, data, args: args.process_index)
+    locked = []
+    monkeypatch.setattr("training.trainer.run.lock_run", lambda run: locked.append(run) or contextlib.nullcontext())
+    for rank in (0, 1):
+        monkeypatch.setattr(VaswaniTrainingArguments, "process_index", rank)
+        assert train(*parse_arguments(["--output_dir", str(tmp_path)])) == rank
+    assert locked == [tmp_path]

@@ -15,7 +15,8 @@ from .evaluation.test_sets import read_texts
 from .files import check_output, check_output_folder
 from .options import above_zero, add_trust
 from .publishing.hub import CARD, TestSet, publish, write_card_only
-from .publishing.model_card import CURVES, Wishes, read_report
+from .publishing.model_card import CURVES, Wishes
+from .publishing.scores import read_report
 
 
 def _parser() -> argparse.ArgumentParser:

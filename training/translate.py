@@ -64,9 +64,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """The arguments, where they make sense together; otherwise exits with a message, as argparse does."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    for file in (args.input, args.target_prefix):
-        if file is not None and file != "-":
-            check_file(file)
+    if args.input != "-":
+        check_file(args.input, stream=True)
+    if args.target_prefix not in (None, "-"):
+        check_file(args.target_prefix)
     if args.output in ("-", "/dev/stdout"):
         args.output = None
     if args.output is not None:

@@ -7,8 +7,9 @@ import time
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypedDict
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tqdm import tqdm
 
 from hf_vaswani import VaswaniConfig
@@ -19,6 +20,7 @@ from ..evaluation.perplexity import perplexities
 from ..files import write_whole
 from ..inference.loading import load_checkpoint
 from ..inference.translation import translate
+from ..json_records import read_record
 from ..paper import UPDATES
 from ..trainer.arguments import DataArguments, VaswaniTrainingArguments, parse_arguments
 from ..trainer.averaging import RECORD
@@ -27,6 +29,7 @@ from ..trainer.cost import cost
 from ..trainer.manifest import changes, model_fields
 from ..trainer.resumable_trainer import RECORD_NAME
 from ..trainer.run import make_trainer, train
+from ..trainer.run_lock import RunInUseError, lock_run
 from ..trainer.trainer import VaswaniTrainer
 from .rows import COUNTED, base_config, row_config
 from .table import RESULT
@@ -37,6 +40,12 @@ logger = logging.getLogger(__name__)
 TOKENIZER = "tokenizer"
 # What `hf-vaswani train` is told of each run by this command.
 OURS = ("model", "output_dir", "seed", "resume", "average", "average_count", "tokenizer_from", "config")
+
+
+class SameFile(TypedDict):
+    """What the `run.json` of an ablation holds."""
+
+    same: dict[str, Any]
 
 
 # The runs
@@ -93,7 +102,7 @@ class Ablation:
         if not path.is_file():
             write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
             return
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = read_record(path, SameFile)
         if found := changes(earlier["same"], record["same"]):
             raise ValueError(f"{self.folder} has rows of another recipe, choose another --output: {', '.join(found)}.")
 
@@ -119,9 +128,8 @@ class Ablation:
             Whether the run is finished; it may have been before.
         """
         run = self.folder / row / f"seed-{seed}"
-        run.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(run / "run.lock", blocking=False):
+            with lock_run(run):
                 if (run / RESULT).is_file():
                     logger.info("%s: finished earlier.", run)
                     return True
@@ -131,8 +139,8 @@ class Ablation:
                 result = {"row": row, "seed": seed, "differs": differs, **training_cost(trainer), **evaluate(trainer)}
                 write_whole(run / RESULT, json.dumps(result, indent=2, allow_nan=False) + "\n")
                 return True
-        except Timeout:
-            logger.info("%s: another command is at it.", run)
+        except RunInUseError as error:
+            logger.info("%s", error)
             return False
 
     def differences(self, row: str) -> dict:

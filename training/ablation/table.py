@@ -6,13 +6,14 @@ from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any, TypedDict
 
 from filelock import FileLock
 
 from hf_vaswani import TABLE_3, VaswaniConfig
 
-from ..data.readers import DataError
 from ..files import save_whole, write_whole
+from ..json_records import read_record
 from ..paper import PAPER
 
 
@@ -29,12 +30,31 @@ RULE = (
 ONE_SEED = "No row has two seeds, so the noise is unknown and only the signs are compared."
 
 
+class ResultFile(TypedDict):
+    """What `result.json` holds."""
+
+    row: str
+    seed: int
+    differs: dict[str, Any]
+    parameters: int
+    updates: int | None
+    source_tokens: int | None
+    target_tokens: int | None
+    seconds: int | float | None
+    evaluation_seconds: int | float | None
+    perplexity: int | float
+    bleu: int | float
+    metric: str
+    signature: str
+    averaged: int
+
+
 def read_results(folder: Path) -> list[dict]:
     """Read the results of the finished runs in an ablation's folder, sorted by row of Table 3 and by seed.
 
     Raises:
         FileNotFoundError: The folder has no finished run.
-        DataError: A result is broken, or its perplexity or BLEU is no finite number.
+        ValueError: A result is broken; the message names file and field.
     """
     results = [_read_result(path) for path in folder.glob(f"*/seed-*/{RESULT}")]
     if not results:
@@ -44,18 +64,13 @@ def read_results(folder: Path) -> list[dict]:
 
 
 def _read_result(path: Path) -> dict:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        numbers = {name: found[name] for name in METRICS}
-        row = found["row"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path}: expected what `hf-vaswani ablate` writes: {error!r}.") from error
-    for name, value in numbers.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise DataError(f"{path}: {name} is {value}, where a finite number is expected.")
-    if not isinstance(row, str) or row not in TABLE_3:
-        raise DataError(f"{path}: there is no row {row!r} in Table 3.")
-    return found
+    result = read_record(path, ResultFile)
+    if result["row"] not in TABLE_3:
+        raise ValueError(f"{path}: row: expected one of Table 3, found {result['row']!r:.60}.")
+    for name in METRICS:
+        if not math.isfinite(result[name]):
+            raise ValueError(f"{path}: {name}: expected a finite number, found {result[name]}.")
+    return result
 
 
 def summary(results: list[dict]) -> dict:

@@ -6,8 +6,9 @@ Parts and their order depend on the lengths, the seed and the epoch alone, so th
 k devices × 1 part learn from the same pairs, update by update.
 """
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, takewhile
 
@@ -170,6 +171,7 @@ class TokenBudgetStream(IterableDataset):
 
     def __init__(self, pairs: datasets.IterableDataset, collate: "PairCollator", window: int, **budget):
         self.pairs, self.collate, self.window, self.budget = pairs, collate, window, budget
+        self._batches: Generator[dict] | None = None
         self.start_at(self.START)
 
     def position(self, updates: int) -> dict:
@@ -183,7 +185,16 @@ class TokenBudgetStream(IterableDataset):
         Trainer skips as many as it has learned from."""
         self._start, self._positions = position, [dict(position)]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[dict]:
+        self._batches = self._passes()
+        return self._batches
+
+    def close(self) -> None:
+        """End the pass that is read, as where a run is over; the stream then reports what it has dropped."""
+        if self._batches is not None:
+            self._batches.close()
+
+    def _passes(self) -> Generator[dict]:
         start, self._start = self._start, self.START
         self._positions = [dict(start)]
         updates, windows, state = (start[name] for name in self.START)
@@ -208,13 +219,13 @@ class TokenBudgetStream(IterableDataset):
         """The windows of a pass, or of what is left of it, each with the state of the stream behind it; the next is
         read while the model learns from one."""
         self.pairs.load_state_dict(state)
-        stream, is_closed = iter(self.pairs), threading.Event()
+        is_closed = threading.Event()
 
         def read() -> tuple[list[dict], dict | None]:
             window = list(islice(takewhile(lambda _: not is_closed.is_set(), stream), self.window))
             return window, self.pairs.state_dict() if window else None
 
-        with ThreadPoolExecutor(1) as reader:
+        with contextlib.closing(iter(self.pairs)) as stream, ThreadPoolExecutor(1) as reader:
             try:
                 ahead = reader.submit(read)
                 while (found := ahead.result())[0]:

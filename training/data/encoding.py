@@ -137,7 +137,8 @@ def filter_by_length(
 
 
 class FilteredStream:
-    """`filter_by_length` for a stream: counts while it is read, and logs the report after each pass.
+    """`filter_by_length` for a stream: counts while it is read, and logs the report after each pass, or part of one,
+    that was read.
 
     Args:
         pairs (`datasets.IterableDataset`): From `tokenize`.
@@ -156,11 +157,15 @@ class FilteredStream:
         self.report = FilterReport()  # of the pass that is read
 
     def __iter__(self) -> Iterator[dict]:
-        for pair in self.pairs:
-            source, target = (np.array([pair[f"{side}_length"]]) for side in ("source", "target"))
-            if self.report.count(source, target, self.max_length, self.max_ratio).all():
-                yield pair
-        logger.info("A pass over %s: %s.", self.name, self.report)
+        read = "Part of a pass"
+        try:
+            for pair in self.pairs:
+                source, target = (np.array([pair[f"{side}_length"]]) for side in ("source", "target"))
+                if self.report.count(source, target, self.max_length, self.max_ratio).all():
+                    yield pair
+            read = "A pass"
+        finally:
+            logger.info("%s over %s: %s.", read, self.name, self.report)
 
     def state_dict(self) -> dict:
         """Where the pass is, behind the pair that was given last, and what it has counted; for JSON."""

@@ -33,7 +33,7 @@ def load_pairs(
     Raises:
         DataError: Unequal numbers of lines, an empty line or file, bytes that are not UTF-8, broken JSON, a missing
             column; the message names file and line.
-        FileNotFoundError: No such file.
+        OSError: No such file, no permission, or no regular file: files are read more than once.
     """
     if len(files) not in (1, 2):
         raise DataError(f"Expected two parallel text files or one file of pairs, got {len(files)}: {files}.")
@@ -48,7 +48,7 @@ def load_pairs(
     try:
         pairs = Dataset.from_generator(_checked_rows, **kwargs)
     except DatasetGenerationError as error:
-        if isinstance(error.__cause__, DataError):
+        if isinstance(error.__cause__, (DataError, OSError)):  # OSError: no permission, or no space for the cache
             raise error.__cause__ from None
         raise
     if not len(pairs):

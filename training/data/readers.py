@@ -3,9 +3,13 @@
 import contextlib
 import gzip
 import json
+import os
+import reprlib
+import stat
 import sys
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
@@ -15,12 +19,29 @@ class DataError(ValueError):
     """Data that cannot be used as it is; the message names file and line."""
 
 
-def check_file(file: str) -> None:
-    """Raises FileNotFoundError or IsADirectoryError unless `file` can be read."""
-    if Path(file).is_dir():
+LONGEST_LINE = 2**24  # bytes, with the end; what is longer is no text, and would fill the memory
+
+
+def check_file(file: str, stream: bool = False) -> None:
+    """Raises OSError unless `file` can be read.
+
+    Args:
+        file (`str`): Path.
+        stream (`bool`): It is read once, from its beginning to its end: a pipe or a device will do.
+    """
+    try:
+        mode = os.stat(file).st_mode
+        if stat.S_ISREG(mode):
+            open(file, "rb").close()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{file}: no such file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte is in no path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OSError(f"{file}: cannot be read: {reason}.") from error
+    if stat.S_ISDIR(mode):
         raise IsADirectoryError(f"{file}: is a folder, not a file.")
-    if not Path(file).exists():
-        raise FileNotFoundError(f"{file}: no such file.")
+    if not stat.S_ISREG(mode) and not stream:
+        raise OSError(f"{file}: expected a regular file, as it is read more than once; found a pipe or a device.")
 
 
 def read_pairs(files, langs) -> Iterator[tuple[str, str, str]]:
@@ -44,12 +65,14 @@ def read_lines(file: str) -> Iterator[str]:
         file (`str`): Path; `-` is the standard input.
 
     Raises:
-        DataError: A line is not UTF-8, or a gzip file is cut off or damaged.
+        DataError: A line is not UTF-8 or longer than `LONGEST_LINE`, or a gzip file is cut off or damaged.
     """
     name, number = "standard input" if file == "-" else file, 1
     with _open(file) as stream:
         try:
-            for line in stream:
+            for line in iter(partial(stream.readline, LONGEST_LINE + 1), b""):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{name}:{number}: the line has more than {LONGEST_LINE:,} bytes; is it text?")
                 text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
                 yield text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark is no text
                 number += 1
@@ -98,7 +121,7 @@ def _read_jsonl(file: str, langs) -> Iterator[tuple[str, str, str]]:
         place = f"{file}:{number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also for an integer of too many digits
             raise DataError(f"{place}: not a JSON object: {error}") from error
         yield place, *_sides(row, langs, place)
     if number == 0:
@@ -106,36 +129,66 @@ def _read_jsonl(file: str, langs) -> Iterator[tuple[str, str, str]]:
 
 
 def _read_parquet(file: str, langs) -> Iterator[tuple[str, str, str]]:
-    from pyarrow import ArrowInvalid
+    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     number = 0
     try:
-        parquet = ParquetFile(file)
-    except ArrowInvalid as error:
-        raise DataError(f"{file}: not a Parquet file: {error}") from error
-    for batch in parquet.iter_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{file}:{number}", *_sides(row, langs, f"{file}: row {number}")
+        with ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(columns=_columns(parquet.schema_arrow.names, langs, file)):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{file}:{number}", *_sides(row, langs, f"{file}: row {number}")
+    except DataError:
+        raise
+    except (ArrowException, ValueError, OverflowError, OSError) as error:  # ValueError: text that is not UTF-8
+        what = "not a Parquet file" if number == 0 else f"damaged behind row {number}"
+        raise DataError(f"{file}: {what}, or one that cannot be read: {' '.join(str(error).split())}") from error
     if number == 0:
         raise DataError(f"{file}: no rows.")
+
+
+def _columns(names: list[str], langs, file: str) -> list[str]:
+    """Those of a file's columns that hold the text; the others may be of any type."""
+    if "translation" in names:
+        return ["translation"]
+    if missing := [lang for lang in langs if lang not in names]:
+        raise DataError(f"{file}: no column {missing[0]!r}; found {_listed(names)}.")
+    return list(langs)
 
 
 def _sides(row, langs, place: str) -> tuple[str, str]:
     """Source and target of a row `{"translation": {lang: text}}` or `{lang: text}`."""
     if not isinstance(row, dict):
-        raise DataError(f"{place}: expected an object with the languages {' and '.join(langs)}, found {row!r:.40}.")
+        raise DataError(f"{place}: expected an object with the languages {' and '.join(langs)}, found {_shown(row)}.")
     columns = row.get("translation", row)
+    if not isinstance(columns, dict):
+        raise DataError(
+            f"{place}: column 'translation': expected an object with the languages {' and '.join(langs)}, found "
+            f"{_shown(columns)}."
+        )
     for lang in langs:
-        if not isinstance(columns, dict) or lang not in columns:
-            raise DataError(f"{place}: no column {lang!r}; found {', '.join(columns) if columns else 'none'}.")
+        if lang not in columns:
+            raise DataError(f"{place}: no column {lang!r}; found {_listed(columns)}.")
         text = columns[lang]
         if not isinstance(text, str):
-            raise DataError(f"{place}: column {lang!r} is not text: {text!r:.40}.")
+            raise DataError(f"{place}: column {lang!r} is not text: {_shown(text)}.")
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise DataError(f"{place}: column {lang!r} holds half a surrogate pair, which no text does: {text!r:.40}.")
+            raise DataError(
+                f"{place}: column {lang!r} holds half a surrogate pair, which no text does: {_shown(text)}."
+            )
     return columns[langs[0]], columns[langs[1]]
+
+
+def _listed(names) -> str:
+    """The first names of columns, none of them long."""
+    shown = [f"{name:.40}" for name in list(names)[:10]]
+    return ", ".join(shown + ["..."] * (len(names) > 10)) or "none"
+
+
+def _shown(value) -> str:
+    """The beginning of any value: `repr` fails on what is too deep or has too many digits."""
+    return f"{reprlib.repr(value):.60}"
 
 
 def read_parallel(hypotheses: str, references: list[str]) -> tuple[list[str], list[list[str]]]:
@@ -152,7 +205,7 @@ def read_parallel(hypotheses: str, references: list[str]) -> tuple[list[str], li
 def read_columns(files: list[str]) -> list[list[str]]:
     columns: list[list[str]] = []
     for file in files:
-        check_file(file)
+        check_file(file, stream=True)
         columns.append(list(read_lines(file)))
         own, first = len(columns[-1]), len(columns[0])
         if not own:

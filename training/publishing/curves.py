@@ -1,9 +1,9 @@
 """Draw a run: loss, learning rate and BLEU against the step, from the Trainer's own log."""
 
-import json
 from pathlib import Path
 
 from ..files import save_whole
+from ..trainer.checkpoints import STATE_NAME, read_state
 
 
 PANELS = (
@@ -22,6 +22,7 @@ def draw_curves(run: str, output: str) -> None:
 
     Raises:
         FileNotFoundError: The folder has no `trainer_state.json`.
+        ValueError: That is broken.
         ImportError: matplotlib is not installed.
     """
     try:
@@ -29,12 +30,12 @@ def draw_curves(run: str, output: str) -> None:
     except ImportError as error:
         raise ImportError("Drawing needs matplotlib: pip install 'hf-vaswani[plots]'.") from error
 
-    state = Path(run) / "trainer_state.json"
+    state = Path(run) / STATE_NAME
     if not state.is_file():
         raise FileNotFoundError(
             f"{state}: no such file; name the folder of a finished run, or one of its checkpoints."
         )
-    history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+    history = read_state(Path(run))["log_history"]
     figure = Figure(figsize=(4.5 * len(PANELS), 3.5), layout="constrained")
     for axes, (title, curves) in zip(figure.subplots(1, len(PANELS)), PANELS):
         for key, label in curves:

@@ -24,7 +24,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.readers import DataError
-from ..evaluation.metrics import Comparison, Figure, Interval
+from ..evaluation.metrics import Figure
 from ..evaluation.report import Report, as_text, finite
 from ..inference.translation import translate
 from ..markdown import UNWRITABLE, as_code, as_code_block, as_markdown, as_paragraph, one_line
@@ -252,51 +252,6 @@ def _identifier(test: str) -> str:
         return found
     digest = hashlib.sha256(test.encode(errors="replace")).hexdigest()[:8]
     return f"{found}-{digest}" if found else digest
-
-
-def read_report(path: str) -> Report:
-    """A report as `hf-vaswani score --json` writes it.
-
-    Raises:
-        DataError: It is something else.
-        FileNotFoundError: No such file.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file.")
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_number)
-        _check_finite(found, "")
-        comparisons = [Comparison(**comparison) for comparison in found["comparisons"]]
-        figures = [_figure(**figure) for figure in found["figures"]]
-        report = Report(found["system"], found["sentences"], found["empty"], figures, comparisons)
-        eval_results("test", report), as_text(report, markdown=True)  # they need what the card needs
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {one_line(error)}.") from error
-    return report
-
-
-def _no_number(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
-
-
-def _check_finite(value: object, place: str) -> None:
-    """Raises ValueError, with the place of it, for a number that is too large for a float, such as 1e999."""
-    if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, item in items:
-            _check_finite(item, f"{place}.{name}".lstrip("."))
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{place} is not finite")
-
-
-def _figure(score: float | None, interval: dict | None, **more) -> Figure:
-    """As JSON has it, where null is a perplexity that no float can hold."""
-    figure = Figure(
-        score=math.inf if score is None else score, interval=Interval(**interval) if interval else None, **more
-    )
-    if figure.digits not in range(10):
-        raise ValueError(f"{figure.name}: expected 0 to 9 digits, got {figure.digits}")
-    return figure
 
 
 def _signature(figure: Figure) -> str:

@@ -1,46 +1,51 @@
 """Records of the run behind a checkpoint; missing values are reported as missing."""
 
-import json
 import logging
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypedDict
 
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.checkpoint_vaswani import checksum
 
 from ..data.pairs import load_pairs
-from ..data.readers import DataError
 from ..evaluation.report import finite
+from ..json_records import check_fields, read_record
 from ..trainer.arguments import RECIPES, defaults, load_recipe
-from ..trainer.averaging import RECORD
-from ..trainer.checkpoints import STATE_NAME, checkpoint_folders
-from ..trainer.manifest import model_fields
+from ..trainer.averaging import RECORD, AverageFile
+from ..trainer.checkpoints import STATE_NAME, checkpoint_folders, read_state
+from ..trainer.manifest import RunFile, model_fields
 from ..trainer.resumable_trainer import RECORD_NAME
 from .tensorboard_log import event_files
 
 
 logger = logging.getLogger(__name__)
 
-# What the card reads of the run's records: the type of a field, and that of the items of a list.
-MAYBE_NUMBER, MAYBE_TEXT, TEXTS = (int | float | None,), (str | None,), (list | None, str)
-FIELDS = {
-    STATE_NAME: {
-        "global_step": (int,),
-        "max_steps": MAYBE_NUMBER,
-        "epoch": MAYBE_NUMBER,
-        "total_flos": MAYBE_NUMBER,
-        "log_history": (list, dict),
+# Fields of the recipe in `run.json`, as far as a card shows them.
+RunValues = TypedDict(
+    "RunValues",
+    {
+        "train_files": list[str] | None,
+        "eval_files": list[str] | None,
+        "places of eval_files": list[str] | None,
+        "source_lang": str | None,
+        "target_lang": str | None,
+        "dataset_name": str | None,
+        "dataset_config": str | None,
+        "hardware": dict | None,
+        "pairs": int | None,
+        "devices": int | None,
     },
-    RECORD_NAME: {"same": (dict,), "noted": (dict,)},
-    RECORD: {"method": (str,), "checkpoints": (list, str), "updates": (int,)},
-}
-VALUES = {
-    **dict.fromkeys(("train_files", "eval_files", "places of eval_files"), TEXTS),
-    **dict.fromkeys(("source_lang", "target_lang", "dataset_name", "dataset_config"), MAYBE_TEXT),
-    **dict.fromkeys(("pairs", "max_steps", "learning_rate", "warmup_steps", "devices"), MAYBE_NUMBER),
-    "hardware": (dict | None,),
-}
-REQUIRED = {STATE_NAME: ("global_step", "log_history"), RECORD_NAME: ("same", "noted")}
+    total=False,
+)
+
+
+class Step(TypedDict):
+    """What the Trainer's state must say for a card."""
+
+    global_step: int
+    epoch: int | float | None
 
 
 @dataclass
@@ -83,24 +88,24 @@ def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, re
 
     Raises:
         FileNotFoundError: No such run or recipe.
-        ValueError: The run trained another model, or the recipe is none.
+        ValueError: The run trained another model, a record is broken, or the recipe is none.
     """
     if run is not None and not Path(run).is_dir():
         raise FileNotFoundError(f"--run {run}: no such folder.")
     folder = Path(run) if run else checkpoint if checkpoint_folders(checkpoint) else checkpoint.parent
-    averaged = _read(checkpoint / RECORD)
+    averaged = _read(checkpoint / RECORD, AverageFile)
     sources = [
         Path(name) if Path(name).is_dir() else folder / Path(name).name for name in averaged_checkpoints(averaged)
     ]
     places = [checkpoint, *reversed(sources), folder, *reversed(checkpoint_folders(folder))]
-    record = next((found for place in places if (found := _read(place / RECORD_NAME))), None)
+    record = next((found for place in places if (found := _read_run(place / RECORD_NAME))), None)
     if record is not None and (other := _other_model(record, config)):
         if run is not None:
             raise ValueError(f"--run {run}: another model was trained there, with {other}.")
         logger.warning("%s is not of the model in %s (%s): its records are not used.", folder, checkpoint, other)
         record, places = None, [checkpoint]
     state = _state([folder if folder in places else checkpoint, *places], _step(checkpoint, averaged))
-    own = run is not None or checkpoint_folders(folder) or _read(folder / STATE_NAME)  # not just any folder above it
+    own = run is not None or checkpoint_folders(folder) or _read_state(folder)  # not just any folder above it
     events = event_files(folder) if own and folder in places and state is not None else []
     text, named = (None, None) if recipe is None else (_recipe_text(recipe), load_recipe(recipe))
     return Run(state, record, averaged, text, named, events)
@@ -117,34 +122,32 @@ def first_source(run: Run) -> str | None:
     return next((pair["source"] for pair in pairs if pair["source"].strip()), None)
 
 
-def _read(path: Path) -> dict | None:
-    """One of the records; numbers that are not finite become null.
+def _read(path: Path, schema: type[dict] | None = None) -> dict | None:
+    """One of the records, if it is there; numbers that are not finite become null."""
+    return finite(read_record(path, schema)) if path.is_file() else None
 
-    Raises:
-        DataError: It is no JSON, or a field that is used here is not of its type.
-    """
-    if not path.is_file():
+
+def _read_state(folder: Path) -> dict | None:
+    """The Trainer's state, if it is there, with the step that it is of."""
+    if not (folder / STATE_NAME).is_file():
         return None
-    try:
-        found = finite(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: expected JSON: {error}.") from error
-    _check_fields(path, found, FIELDS[path.name])
-    if path.name == RECORD_NAME:
-        _check_fields(path, {**found["same"], **found["noted"]}, VALUES)
-    return found
+    state = finite(read_state(folder))
+    check_fields(state, Step, str(folder / STATE_NAME))
+    return state
 
 
-def _check_fields(path: Path, found: object, fields: dict[str, tuple]) -> None:
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: expected an object, found {type(found).__name__}.")
-    if missing := [name for name in REQUIRED.get(path.name, ()) if name in fields and name not in found]:
-        raise DataError(f"{path}: has no {missing[0]!r}.")
-    for name in fields.keys() & found.keys():
-        kind, *items = fields[name]
-        value = found[name]
-        if not isinstance(value, kind) or (items and value and not all(isinstance(item, items[0]) for item in value)):
-            raise DataError(f"{path}: {name!r} has a value of another type: {str(value)[:80]!r}.")
+def _read_run(path: Path) -> dict | None:
+    """`run.json`, if it is there. Numbers that the card computes with must be some."""
+    record = _read(path, RunFile)
+    if record is None:
+        return None
+    check_fields({**record["same"], **record["noted"]}, RunValues, str(path))
+    numbers = {name for name, value in defaults().items() if type(value) in (int, float)} | {"learning_rate"}
+    for values in (record["same"], record["noted"]):
+        for name in numbers & values.keys():
+            if values[name] is not None and not isinstance(values[name], (int, float)):
+                raise ValueError(f"{path}: {name}: expected a number, found {reprlib.repr(values[name]):.60}.")
+    return record
 
 
 def averaged_checkpoints(averaged: dict | None) -> list[str]:
@@ -153,7 +156,7 @@ def averaged_checkpoints(averaged: dict | None) -> list[str]:
 
 def _step(checkpoint: Path, averaged: dict | None) -> int | None:
     """The last update that went into the weights, where that can be known."""
-    own = _read(checkpoint / STATE_NAME)
+    own = _read_state(checkpoint)
     if own is not None:
         return own["global_step"]
     if averaged is not None and "updates" in averaged:
@@ -164,7 +167,7 @@ def _step(checkpoint: Path, averaged: dict | None) -> int | None:
 
 def _state(places: list[Path], step: int | None) -> dict | None:
     """The run's own state is looked at first: beside a checkpoint's, it also has the time that training took."""
-    states = (_read(place / STATE_NAME) for place in places if step is not None)
+    states = (_read_state(place) for place in places if step is not None)
     return next((state for state in states if state is not None and state["global_step"] == step), None)
 
 

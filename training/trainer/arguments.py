@@ -6,10 +6,12 @@ it wins: recipe < command line.
 """
 
 import json
+import math
 import os
 import re
+import reprlib
 import sys
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -20,8 +22,34 @@ import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from ..data.readers import check_file
 
+
+MAX_RECIPE = 2**20  # bytes
 RECIPES = resources.files(__package__.rpartition(".")[0]) / "recipes"  # those that ship with the package
+
+
+def check_values(arguments) -> None:
+    """Raises ValueError for a field with a number that nothing can compute with, or text that is none."""
+    for known in (known for known in fields(arguments) if known.init):
+        name, value = known.name, getattr(arguments, known.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value}.")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{name} must be below 2**63, got a number of {len(f'{value:x}')} hexadecimal digits.")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and "\0" in text:
+                raise ValueError(f"{name} holds a null byte: {text!r:.60}.")
+        if isinstance(value, str) and value.startswith("{") and _holds(known, "dict"):
+            try:
+                json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{name}: expected a mapping, as JSON: {error}, found {value!r:.60}.") from error
+
+
+def _holds(known: Field, kind: str) -> bool:
+    """Whether a field may have a `list` or a `dict`."""
+    return kind in str(known.type)
 
 
 def check_positive(arguments, *names: str) -> None:
@@ -69,6 +97,7 @@ class ModelArguments:
     )
 
     def __post_init__(self):
+        check_values(self)
         check_positive(self, "extend_vocabulary", "lora_rank")
         for name in ("extend_vocabulary", "lora_rank"):
             value = getattr(self, name)
@@ -126,6 +155,7 @@ class DataArguments:
     )
 
     def __post_init__(self):
+        check_values(self)
         check_positive(self, "max_length", "max_length_ratio", "num_proc", "stream_window")
 
 
@@ -223,6 +253,7 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "A NaN must be seen, not averaged away."})
 
     def __post_init__(self):
+        check_values(self)
         self.use_cpu = (
             self.use_cpu or not torch.accelerator.is_available()
         )  # bf16 without an accelerator needs it said
@@ -238,9 +269,15 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
             super().__post_init__()
         except ValueError as error:  # transformers names the field
             raise ValueError(str(error)) from error
+        except (TypeError, KeyError, AttributeError, OverflowError) as error:  # of a value of the wrong type
+            raise ValueError(f"transformers' TrainingArguments: {type(error).__name__}: {error}") from error
         self._check()
         if self.tokens_per_device is not None:
             self.set_accumulation()
+
+    def __getstate__(self) -> dict:
+        """What is pickled, as `training_args.bin` in every checkpoint: without the tokens."""
+        return {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
 
     def _check(self) -> None:
         """Raises ValueError for what cannot be, or would be ignored in silence."""
@@ -253,6 +290,9 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
         check_positive(self, "eval_tokens_per_device", "num_train_epochs", "save_minutes", "early_stopping_patience")
         if self.max_steps != -1:  # which leaves it to num_train_epochs
             check_positive(self, "max_steps")
+        for name in ("seed", "data_seed"):
+            if not 0 <= (getattr(self, name) or 0) < 2**32:
+                raise ValueError(f"{name} must be at least 0 and below 2**32, got {getattr(self, name)}.")
         if self.learning_rate is not None and self.learning_rate < 0:
             raise ValueError(f"learning_rate must not be negative, got {self.learning_rate}.")
         if self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3:
@@ -370,18 +410,45 @@ def load_recipe(name: str) -> dict:
         ValueError: Not a YAML mapping, or a key that is no field.
     """
     path = Path(name)
-    if not path.is_file():
-        if name not in packaged_recipes():
-            raise FileNotFoundError(
-                f"--config {name}: no such file, and no recipe of that name. Recipes: {', '.join(packaged_recipes())}."
-            )
+    if name in packaged_recipes() and not path.is_file():
         path = RECIPES / f"{name}.yaml"
-    recipe = _read_yaml(path.read_text(encoding="utf-8"), str(path))
-    known = [f.name for cls in GROUPS for f in fields(cls)]
-    for key in recipe:
+    else:
+        _check_recipe_file(name)
+    try:
+        recipe = _read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"{path}: not YAML: byte 0x{byte:02x} at position {error.start} is not UTF-8.") from error
+    known = {f.name: f for cls in GROUPS for f in fields(cls)}
+    for key, value in recipe.items():
         if key not in known:
-            raise ValueError(f"{path}: unknown field {key!r}.{_suggestion(str(key), known)}")
+            raise ValueError(f"{path}: unknown field {key!r:.60}.{_suggestion(str(key), list(known))}")
+        _check_kind(known[key], value, f"{path}: {key}")
     return recipe
+
+
+def _check_recipe_file(name: str) -> None:
+    """Raises OSError or ValueError for what is no file, or too large to be a recipe."""
+    try:
+        check_file(name)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"--config {name}: no such file, and no recipe of that name. Recipes: {', '.join(packaged_recipes())}."
+        ) from None
+    if (size := Path(name).stat().st_size) > MAX_RECIPE:
+        raise ValueError(f"{name}: {size:,} bytes; a recipe has at most {MAX_RECIPE:,}.")
+
+
+def _check_kind(known: Field, value, place: str) -> None:
+    """Raises ValueError for a list or a mapping where a field has one value, and for lists of them."""
+    if isinstance(value, list):
+        if not _holds(known, "list"):
+            raise ValueError(f"{place}: expected one value, found a list of {len(value)}.")
+        for item in value:
+            if not isinstance(item, str) or item.startswith("-"):
+                raise ValueError(f"{place}: expected a list of names, found {reprlib.repr(item)} in it.")
+    elif isinstance(value, dict) and not (_holds(known, "dict") or known.name == "model_overrides"):
+        raise ValueError(f"{place}: expected a value, found a mapping.")
 
 
 def _suggestion(name: str, known: list[str]) -> str:
@@ -389,22 +456,40 @@ def _suggestion(name: str, known: list[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+class _Loader(yaml.BaseLoader):
+    """Without aliases: a few lines of them stand for more than any memory holds."""
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases are not read", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
 def _read_yaml(text: str, place: str) -> dict:
     """A YAML mapping whose scalars stay text: what they mean is for the field to say (`no` may be Norwegian)."""
     try:
-        mapping = yaml.load(text, Loader=yaml.BaseLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{place}: not valid YAML: {error}") from error
+        mapping = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(mapping, dict):
         raise ValueError(f"{place}: expected 'field: value' lines, found {type(mapping).__name__}.")
     return mapping
 
 
 def _typed(text: str):
-    """A scalar of YAML 1.2 as number, truth value or text; YAML 1.1 takes 5e-3 for text."""
+    """A scalar of YAML 1.2 as number, truth value or text; YAML 1.1 takes 5e-3 for text.
+
+    Raises:
+        ValueError: It is none: a list or a mapping, a date that there is not, a number of too many digits.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"expected one value, found {reprlib.repr(text)}")
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
         return float(text)
-    return yaml.safe_load(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"expected a number, a truth value or text, found {text!r:.60}") from error
 
 
 def _as_words(recipe: dict) -> list[str]:
@@ -454,23 +539,46 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[ModelArguments, Data
         try:
             parser.parse_known_args(words)
         except ValueError as error:
-            raise ValueError(f"{config}: {error}") from error
+            raise ValueError(f"{config}: {_short(error)}") from error
         parser.set_defaults(**{name: None for name, value in recipe.items() if value in ("null", "~")})
-    model, data, training, _, unknown = parser.parse_args_into_dataclasses(
-        [*words, *argv], return_remaining_strings=True
-    )
+    try:
+        model, data, training, _, unknown = parser.parse_args_into_dataclasses(
+            [*words, *argv], return_remaining_strings=True
+        )
+    except ValueError as error:
+        raise ValueError(f"{_short(error)}{_recipe(config)}") from error
     if unknown:
         known = [f"--{f.name}" for cls in GROUPS for f in fields(cls)]
-        raise ValueError(f"unknown argument {unknown[0]}.{_suggestion(unknown[0].split('=')[0], known)}")
+        name = unknown[0].partition("=")[0]  # its value may be a secret
+        raise ValueError(f"unknown argument {name}.{_suggestion(name, known)}")
     data.train_files = [expand(path) for path in data.train_files or []]
     data.eval_files = [expand(path) for path in data.eval_files or []]
     for name in ("init_from", "tokenizer_from"):
         if getattr(model, name) is not None:
             setattr(model, name, expand(getattr(model, name)))
     if isinstance(model.model_overrides, str):
-        overrides = _read_yaml(model.model_overrides, f"model_overrides {model.model_overrides!r}")
-        model.model_overrides = {name: _typed(value) for name, value in overrides.items()}
+        try:
+            overrides = _read_yaml(model.model_overrides, f"model_overrides {model.model_overrides!r:.200}")
+            model.model_overrides = {name: _override(name, value) for name, value in overrides.items()}
+        except ValueError as error:
+            raise ValueError(f"{error}{_recipe(config)}") from error
     return model, data, training
+
+
+def _override(name: str, value):
+    try:
+        return _typed(value)
+    except ValueError as error:
+        raise ValueError(f"model_overrides, {name:.60}: {_short(error)}.") from error
+
+
+def _short(error: Exception) -> str:
+    """The message on one line, whatever value it quotes."""
+    return f"{' '.join(str(error).split()):.500}"
+
+
+def _recipe(config: str | None) -> str:
+    return "" if config is None else f" (recipe: {config})"
 
 
 def _raise(message: str) -> NoReturn:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from transformers.trainer_callback import TrainerState
 from hf_vaswani import VaswaniForConditionalGeneration
 
 from ..inference.loading import load_model, load_tokenizer
+from ..json_records import read_record
 from .arguments import VaswaniTrainingArguments
 from .checkpoints import (
     checkpoint_folders,
@@ -144,6 +146,19 @@ def write_checkpoint(
 EMA_NAME = "ema"  # folder in each checkpoint
 
 
+class AverageFile(TypedDict):
+    """What is used of `averaged_from.json`."""
+
+    checkpoints: NotRequired[list[str]]
+    updates: NotRequired[int]
+
+
+class MovingAverageFile(TypedDict):
+    """The same, of a moving average."""
+
+    updates: int
+
+
 class MovingAverage(TrainerCallback):
     """The exponential moving average of the weights: those after the first update, then after each update
     `decay * average + (1 - decay) * weights`.
@@ -189,11 +204,12 @@ class MovingAverage(TrainerCallback):
         if not (folder / RECORD).is_file():
             raise FileNotFoundError(f"{folder}: no moving average was kept; it cannot begin in the middle of a run.")
         module = self.averaged.module
+        updates = read_record(folder / RECORD, MovingAverageFile)["updates"]
         saved = load_model(folder, type(module), dtype=module.dtype)
         with torch.no_grad():
             for mine, theirs in zip(module.parameters(), saved.parameters()):
                 mine.copy_(theirs)
-        self.averaged.n_averaged.fill_(json.loads((folder / RECORD).read_text(encoding="utf-8"))["updates"])
+        self.averaged.n_averaged.fill_(updates)
 
 
 @contextlib.contextmanager

@@ -9,16 +9,19 @@ import contextlib
 import json
 import logging
 import os
+import reprlib
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 from safetensors import SafetensorError
-from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vaswani import check_weights
 from hf_vaswani.checkpoint_vaswani import CHECKSUMS_NAME, checksum, read_checksums
+
+from ..json_records import read_record
 
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,74 @@ REPLACED, REMOVED = "replaced", "removed"
 STATE_NAME = "trainer_state.json"
 PROGRESS_NAME = "progress.json"
 TRAINING_CHECKSUMS_NAME = "training_checksums.json"
+# What is drawn, and what the card counts with, of the log in `trainer_state.json`.
+NUMBERS = {
+    *("loss", "learning_rate", "eval_loss", "eval_perplexity", "eval_bleu", "eval_runtime", "train_loss"),
+    *("train_runtime", "train_steps_per_second", "target_tokens_per_second", "padding_share"),
+}
+
+
+class StateFile(TypedDict):
+    """What is used of `trainer_state.json`."""
+
+    log_history: list[dict[str, Any]]
+    global_step: NotRequired[int]
+    epoch: NotRequired[int | float | None]
+    max_steps: NotRequired[int]
+    save_steps: NotRequired[int | float]
+    best_global_step: NotRequired[int | None]
+    best_model_checkpoint: NotRequired[str | None]
+    num_input_tokens_seen: NotRequired[int]
+    total_flos: NotRequired[int | float]
+    stateful_callbacks: NotRequired[dict[str, Any]]
+
+
+class ProgressFile(TypedDict):
+    """What `progress.json` holds."""
+
+    total_loss: float
+    last_logged: int
+    processes: list[dict[str, Any]]
+    saved_steps: NotRequired[list[int]]
+
+
+def read_state(folder: Path) -> dict:
+    """The Trainer's state in the folder of a run or of a checkpoint.
+
+    Raises:
+        ValueError: It is broken; the message names file and field.
+        OSError: It cannot be read.
+    """
+    path = folder / STATE_NAME
+    state = read_record(path, StateFile)
+    for index, entry in enumerate(state["log_history"]):
+        for name in ("step", *(name for name in entry if name in NUMBERS)):
+            if not isinstance(entry.get(name), int if name == "step" else (int, float)):
+                found = reprlib.repr(entry.get(name))
+                raise ValueError(f"{path}: log_history[{index}]: {name}: expected a number, found {found:.60}.")
+    return state
+
+
+def read_progress(checkpoint: Path) -> dict | None:
+    """What a checkpoint holds beside the stock Trainer's; `None` for one of a stock Trainer.
+
+    Raises:
+        OSError: It is damaged; the message says what can be done.
+    """
+    path = checkpoint / PROGRESS_NAME
+    if not path.is_file():
+        return None
+    try:
+        progress = read_record(path, ProgressFile)
+        if not progress["processes"] or not all(map(_numbers, progress["processes"])):
+            raise ValueError(f"{path}: processes: expected a list of objects with numbers.")
+    except ValueError as error:
+        raise OSError(f"{path} is damaged: {error} {_without(checkpoint)}") from error
+    return progress
+
+
+def _numbers(counted: dict) -> bool:
+    return all(isinstance(value, (int, float)) for value in counted.values())
 
 
 def checkpoint_name(step: int) -> str:
@@ -56,7 +127,7 @@ def complete_checkpoints(run: str | Path) -> list[Path]:
     complete = []
     for folder in checkpoint_folders(run):
         try:
-            json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
+            read_record(folder / STATE_NAME)
             complete.append(folder)
         except (FileNotFoundError, ValueError):
             logger.warning("%s was not written to its end; it is passed over.", folder)
@@ -69,18 +140,15 @@ def regular_steps(checkpoint: Path) -> list[int]:
 
     Raises:
         OSError: What it noted is damaged.
+        ValueError: The Trainer's state is.
     """
-    progress = checkpoint / PROGRESS_NAME
-    try:
-        noted = json.loads(progress.read_text(encoding="utf-8")) if progress.is_file() else {}
-    except ValueError as error:
-        raise OSError(f"{progress} is damaged: {error}. {_without(checkpoint)}") from error
+    noted = read_progress(checkpoint) or {}
     if "saved_steps" in noted:
         return noted["saved_steps"]
-    state, step = TrainerState.load_from_json(str(checkpoint / STATE_NAME)), checkpoint_step(checkpoint)
-    every = int(state.save_steps)
+    state, step = read_state(checkpoint), checkpoint_step(checkpoint)
+    every = int(state.get("save_steps", 0))
     steps = list(range(every, step + 1, every)) if every > 0 else []
-    return steps if step != state.max_steps or step in steps else [*steps, step]
+    return steps if step != state.get("max_steps") or step in steps else [*steps, step]
 
 
 def write_checksums(checkpoint: Path) -> None:

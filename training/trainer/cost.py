@@ -46,7 +46,8 @@ def cost(state: dict, parameters_without_embeddings: int, devices: int) -> Cost:
     operations = 6 * parameters_without_embeddings
     source = round(state["total_flos"] / operations) if state.get("total_flos") and operations else None
     known = {"updates": updates, "epochs": state["epoch"] or 0.0, "source_tokens": source}
-    ends = [entry for entry in log if "train_runtime" in entry and entry["step"] == updates]
+    ends = [entry for entry in log if {"train_runtime", "train_steps_per_second"} <= entry.keys()]
+    ends = [entry for entry in ends if entry["step"] == updates]
     if not ends:
         return Cost(**known)
     runtime = ends[-1]["train_runtime"]

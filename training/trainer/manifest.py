@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any, TypedDict
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +16,7 @@ from hf_vaswani.checkpoint_vaswani import checksum, weight_files
 
 from ..data.encoding import FilteredStream, lengths, share_of_stream
 from ..hardware import hardware
+from ..json_records import read_record
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
 from .resumable_trainer import RECORD_NAME
 
@@ -43,6 +45,15 @@ UNRECORDED = {
     *("resume", "resume_from_checkpoint", "local_rank", "label_names", "remove_unused_columns"),
     *("ema_decay", "metric_for_best_model"),
 }
+
+
+class RunFile(TypedDict):
+    """What `run.json` holds."""
+
+    same: dict[str, Any]
+    noted: dict[str, Any]
+
+
 SCORING = {"bleu_tokenize", "eval_average"}
 SCHEDULES_WITHOUT_END = {"inverse_sqrt", "constant", "constant_with_warmup"}
 
@@ -155,7 +166,7 @@ def check_same_run(record: dict[str, dict], checkpoint: str) -> None:
     """
     path = Path(checkpoint) / RECORD_NAME
     if path.is_file():
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = read_record(path, RunFile)
     else:
         logger.warning("%s has no %s: only its model is compared with this run's.", checkpoint, RECORD_NAME)
         fields = model_fields(VaswaniConfig.from_pretrained(checkpoint))

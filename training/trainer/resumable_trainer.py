@@ -18,9 +18,11 @@ from typing import NoReturn
 
 import torch
 from accelerate.utils import gather_object
-from transformers import Seq2SeqTrainer, TrainerCallback
+from huggingface_hub import CommitInfo
+from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerCallback
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import HubStrategy, TrainOutput
+from transformers.utils import PushInProgress
 
 from ..inference.checkpoint_files import check_fit, naming
 from .checkpoints import (
@@ -33,11 +35,13 @@ from .checkpoints import (
     naming_what_failed,
     put_files_in_place,
     put_in_place,
+    read_progress,
     regular_steps,
     rotate,
     write_checksums,
 )
 from .fsdp import are_finite, in_its_own_class, load_optimizer_state, load_weights, optimizer_state
+from .pushing import push_model
 from .signals import StopOnSignal
 
 
@@ -113,6 +117,61 @@ class SafeTrainer(Seq2SeqTrainer):
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run / name))
 
+    # Pushing
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs,
+    ) -> CommitInfo | None:
+        """The stock Trainer's push, of the files that make the model and its card alone; saves them first.
+
+        Args:
+            commit_message, blocking, token, revision, private: As of the stock Trainer.
+            **kwargs: For `create_model_card`.
+
+        Returns:
+            The commit, or a `Future` of it where nobody waits; `None` in other processes than the first.
+        """
+        args, token = self.args, token or self.args.hub_token
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        model_name = kwargs.pop("model_name", None) or self.hub_model_id.split("/")[-1]
+        self.create_model_card(model_name=model_name, **kwargs)
+        self._finish_current_push()
+        places = Path(args.output_dir), self.hub_model_id
+        options = {"token": token, "revision": revision or args.hub_revision, "blocking": blocking}
+        return push_model(*places, commit_message, **options)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Pushes the weights of a checkpoint that is complete, and not its optimiser's state and other pickles."""
+        if self._writing or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
+            return
+        if not isinstance(self.model, PreTrainedModel):  # adapters alone, which name the folder of their base model
+            return
+        busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if busy and not self.args.hub_always_push:
+            return
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        folder, places = Path(checkpoint_folder), [None]
+        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            places.append("last-checkpoint" if self.args.hub_strategy == HubStrategy.CHECKPOINT else folder.name)
+        message = f"Training in progress, step {self.state.global_step}"
+        options = {"token": self.args.hub_token, "revision": self.args.hub_revision, "blocking": False}
+        jobs = [push_model(folder, self.hub_model_id, message, place, **options) for place in places]
+        if busy:
+            self.push_in_progress.jobs.extend(jobs)
+        else:
+            self.push_in_progress = PushInProgress(jobs)
+
     def _stops(self) -> list[StopOnSignal]:
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, StopOnSignal)]
 
@@ -143,10 +202,6 @@ class SafeTrainer(Seq2SeqTrainer):
             state_dict = {name: weight for name, weight in state_dict.items() if name not in tied}
         with in_its_own_class(self.model):
             super()._save(output_dir, state_dict)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self._writing:
-            super()._push_from_checkpoint(checkpoint_folder)
 
     def _remember_best(self, run: Path) -> None:
         """The stock Trainer looks for it where it writes, and forgets it when the run's folder has moved."""
@@ -256,11 +311,10 @@ class SafeTrainer(Seq2SeqTrainer):
         if self.args.should_save:
             rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run), self.saved_steps)
         self.state.compute_steps(self.args, self.state.max_steps)  # the stock Trainer keeps to those of the checkpoint
-        path = Path(self._resumed_from) / PROGRESS_NAME
+        saved = read_progress(Path(self._resumed_from))
         self._resumed_from = None
-        if not path.is_file():
-            return  # a stock Trainer's checkpoint
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        if saved is None:
+            return
         self._total_loss_scalar, self._globalstep_last_logged = saved["total_loss"], saved["last_logged"]
         processes = saved["processes"]
         if len(processes) != self.args.world_size:

@@ -1,5 +1,6 @@
 """One training run: data, vocabulary, model, training."""
 
+import contextlib
 import logging
 import math
 import signal
@@ -29,9 +30,11 @@ from .checkpoints import (
     complete_checkpoints,
     naming_what_failed,
     put_files_in_place,
+    read_state,
 )
 from .fine_tuning import EarlyStopping, add_adapters, load_model, merge_adapters, starting_checkpoint
 from .manifest import check_same_run, run_record
+from .run_lock import lock_run
 from .signals import StopOnSignal
 from .trainer import VaswaniTrainer
 
@@ -47,12 +50,13 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
 
     Raises:
         FileExistsError: The folder has checkpoints, and the run is not told to resume.
-        FileNotFoundError: The run is told to resume, and there is no such run, no complete checkpoint of it, or one of
-            weights alone.
+        FileNotFoundError: The run is told to resume, and there is no complete checkpoint of it, or one of weights
+            alone.
         OSError: A file of the last checkpoint is damaged or missing.
+        ValueError: The Trainer's state in it is broken.
     """
     with args.main_process_first(desc="looking for checkpoints", local=False):
-        if args.resume and args.process_index == 0:  # otherwise it may be another run's, which is at work
+        if args.process_index == 0:
             clear_partial(args.output_dir)
         checkpoints = complete_checkpoints(args.output_dir)
     if checkpoints and not args.resume:
@@ -61,13 +65,14 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
             "or another --output_dir."
         )
     if args.resume and not checkpoints:
-        if not Path(args.output_dir).is_dir() or checkpoint_folders(Path(args.output_dir)):
+        if checkpoint_folders(args.output_dir):
             raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}.")
         logger.warning("--resume: %s has no checkpoint yet; the run starts from its beginning.", args.output_dir)
     if not checkpoints:
         return None
     if args.process_index == 0:  # the others would only read all of it again
         check_files(checkpoints[-1])
+        read_state(checkpoints[-1])  # what the library would take as it is
     check_optimiser_state(checkpoints[-1], args.deepspeed_plugin is not None)
     return str(checkpoints[-1])
 
@@ -295,11 +300,19 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
         The trainer, after training.
 
     Raises:
+        RunInUseError: Another run is at work in the folder.
         SystemExit: A signal ended the training early, after a checkpoint; with the status that a shell gives for the
             signal, 128 and its number.
     """
     if data.streaming:
         check_stream(data, args)
+    if args.resume and not Path(args.output_dir).is_dir():
+        raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}: there is no such folder.")
+    with lock_run(Path(args.output_dir)) if args.process_index == 0 else contextlib.nullcontext():
+        return _train(model_args, data, args)
+
+
+def _train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments) -> VaswaniTrainer:
     checkpoint = checkpoint_to_resume(args)
     set_seed(args.seed)
     trainer = make_trainer(model_args, data, args, checkpoint)

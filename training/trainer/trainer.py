@@ -14,7 +14,7 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
-from transformers.trainer_utils import has_length
+from transformers.trainer_utils import TrainOutput, has_length
 
 from ..data.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from ..data.encoding import lengths, share_of_stream
@@ -239,9 +239,16 @@ class VaswaniTrainer(SafeTrainer):
         super()._begin()
         if self._stream is None or checkpoint is None or self.args.ignore_data_skip:
             return
-        positions = json.loads((Path(checkpoint) / STREAM_NAME).read_text(encoding="utf-8"))
+        positions = json.loads((Path(checkpoint) / STREAM_NAME).read_text(encoding="utf-8"))  # as its checksum says
         # The number of devices may only have changed if all devices read the same stream.
         self._stream.start_at(positions[self.args.process_index if len(positions) == self.args.world_size else 0])
+
+    def train(self, *args, **kwargs) -> TrainOutput:
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._stream is not None:
+                self._stream.close()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
