@@ -3,6 +3,7 @@
 import json
 import reprlib
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub.dataclasses import validate_typed_dict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
@@ -11,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 DIGITS = 30  # of an integer in a record; what has more is no number that anything here has counted
 
 
-def read_record(path: Path, schema: type[dict] | None = None) -> dict:
+def read_record(path: Path, schema: type[Any] | None = None) -> dict:
     """An object from a JSON file.
 
     Args:
@@ -33,14 +34,14 @@ def read_record(path: Path, schema: type[dict] | None = None) -> dict:
     return found
 
 
-def check_fields(found: dict, schema: type[dict], place: str) -> None:
+def check_fields(found: dict, schema: type[Any], place: str) -> None:
     """Compares the fields of an object with a `TypedDict`; fields that it does not know are not looked at.
 
     Raises:
         ValueError: A field is missing or of another type; the message names it, and begins with `place`.
     """
     known = {name: value for name, value in found.items() if name in schema.__annotations__}
-    if missing := sorted(schema.__required_keys__ - known.keys()):
+    if missing := sorted(name for name in schema.__required_keys__ if name not in known):
         raise ValueError(f"{place}: no field {missing[0]!r}.")
     try:
         validate_typed_dict(schema, known)

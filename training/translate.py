@@ -231,9 +231,11 @@ def main(argv: list[str] | None = None) -> None:
         total = processes.together(lambda: count_lines(args))
         processes.together(lambda: check_start(args, processes))
         corpus = processes.together(lambda: load_corpus(args, processes.device))
-        output = processes.together(
-            lambda: stack.enter_context(open_output(args, total)) if processes.is_main else None
-        )
+
+        def enter_output() -> PartialOutput | DirectOutput | None:
+            return stack.enter_context(open_output(args, total)) if processes.is_main else None
+
+        output = processes.together(enter_output)
         done = processes.gather([0 if output is None else output.sentences])[0]
         translate_corpus(args, corpus, output, done, total, processes)
     processes.end()

@@ -2,6 +2,7 @@
 unless asked for, and weights must fit."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -49,7 +50,7 @@ def find_checkpoint(name: str | Path) -> Path:
 
 def load_model(
     name: str | Path,
-    model_class: type = AutoModelForSeq2SeqLM,
+    model_class: type[Any] = AutoModelForSeq2SeqLM,
     trust_remote_code: bool = False,
     **kwargs,
 ) -> PreTrainedModel:

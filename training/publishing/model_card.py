@@ -458,7 +458,8 @@ def sections(text: str) -> list[Section]:
     Raises:
         ValueError: The comment that begins or ends a section is missing, or stands twice.
     """
-    found, begun, known = [], None, set()
+    begun: re.Match | None = None
+    found, known = [], set()
     for marker in MARKER.finditer(text):
         name, ends = marker["name"], bool(marker["end"])
         if ends != (begun is not None) or (name != begun["name"] if ends else name in known):
