@@ -37,10 +37,16 @@ FIELDS = {
 VALUES = {
     **dict.fromkeys(("train_files", "eval_files", "places of eval_files"), TEXTS),
     **dict.fromkeys(("source_lang", "target_lang", "dataset_name", "dataset_config"), MAYBE_TEXT),
-    **dict.fromkeys(("pairs", "max_steps", "learning_rate", "warmup_steps", "devices"), MAYBE_NUMBER),
+    **dict.fromkeys(("pairs", "warmup_steps"), MAYBE_NUMBER),
+    **dict.fromkeys(("max_steps", "learning_rate", "devices"), (int | float,)),
     "hardware": (dict | None,),
 }
-REQUIRED = {STATE_NAME: ("global_step", "log_history"), RECORD_NAME: ("same", "noted")}
+REQUIRED = {
+    STATE_NAME: ("global_step", "log_history"),
+    RECORD_NAME: ("same", "noted"),
+    RECORD: (),
+}
+REQUIRED_VALUES = ("source_lang", "target_lang", "max_steps", "learning_rate", "devices")
 
 
 @dataclass
@@ -129,16 +135,21 @@ def _read(path: Path) -> dict | None:
         found = finite(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: expected JSON: {error}.") from error
-    _check_fields(path, found, FIELDS[path.name])
+    _check_fields(path, found, FIELDS[path.name], REQUIRED[path.name])
     if path.name == RECORD_NAME:
-        _check_fields(path, {**found["same"], **found["noted"]}, VALUES)
+        values = {**found["same"], **found["noted"]}
+        files = {name: value for name, value in values.items() if name.startswith("train_files[")}
+        _check_fields(path, values, VALUES | dict.fromkeys(files, (dict,)), REQUIRED_VALUES)
+        for known in files.values():
+            _check_fields(path, known, {"size": (int,), "sha256": (str,)}, ("size", "sha256"))
     return found
 
 
-def _check_fields(path: Path, found: object, fields: dict[str, tuple]) -> None:
+def _check_fields(path: Path, found: object, fields: dict[str, tuple], required: tuple[str, ...]) -> None:
+    """Raises DataError for something else than an object, a field that is missing, or one of another type."""
     if not isinstance(found, dict):
         raise DataError(f"{path}: expected an object, found {type(found).__name__}.")
-    if missing := [name for name in REQUIRED.get(path.name, ()) if name in fields and name not in found]:
+    if missing := [name for name in required if name not in found]:
         raise DataError(f"{path}: has no {missing[0]!r}.")
     for name in fields.keys() & found.keys():
         kind, *items = fields[name]
