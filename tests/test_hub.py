@@ -47,6 +47,7 @@ from training.cli import main as command_line
 from training.evaluation.metrics import Figure
 from training.evaluation.report import Report, as_json
 from training.paper import GENERATION
+from training.publishing.hub import NAMES, WEIGHTS, _is_of
 
 
 ALICE, BOB, NOBODY = "hf_secretOfAlice", "hf_secretOfBob", "hf_secretOfNobody"
@@ -787,7 +788,9 @@ def test_what_is_published_is_chosen_by_its_name_alone(hub, checkpoint, tmp_path
     """No pickle, and nothing with an odd name, link or not; links within the checkpoint are files."""
     (checkpoint / "elsewhere.pt").symlink_to(tmp_path)
     odd = [b"model \n.safetensors", b"model\xff.safetensors", b"model.safetensors ", "modelé.safetensors".encode()]
-    for name in [*odd, b"pytorch_model.bin", b"scheduler.pt", b"rng_state.pth", b"model.safetensors.bak"]:
+    assert not [name for name in odd if _is_of(os.fsdecode(name), WEIGHTS, NAMES)]  # they do not even load
+    odd = [b"config.json\n", b"tokenizer\xff.json", b" model.safetensors", b"a`b.py", b"-rf"]
+    for name in [*odd, b"pytorch_model.bin", b"scheduler.pt", b"rng_state.pth", b"Model.safetensors"]:
         (checkpoint / os.fsdecode(name)).write_bytes(b"private")
     (checkpoint / "tokenizer.json").rename(checkpoint / "mine.json")
     (checkpoint / "tokenizer.json").symlink_to("mine.json")

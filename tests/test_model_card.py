@@ -636,6 +636,11 @@ def test_an_infinite_score_alone_replaces_an_older_one(run, tmp_path):
     assert {r.dataset_name for r in ModelCard(text).data.eval_results} == {"a"}
 
 
+def recorded_with(**values) -> str:
+    known = {"source_lang": "en", "target_lang": "de", "max_steps": 4, "learning_rate": 1e-3}
+    return json.dumps({"same": known | values, "noted": {"devices": 1}})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -645,8 +650,11 @@ def test_an_infinite_score_alone_replaces_an_older_one(run, tmp_path):
         ("trainer_state.json", '{"global_step": 4}', "'log_history'"),
         ("trainer_state.json", '{"global_step": 4', "expected JSON"),
         ("run.json", '{"same": {}}', "'noted'"),
-        ("run.json", '{"same": {"train_files": "a.en"}, "noted": {}}', "'train_files'"),
-        ("run.json", '{"same": {"pairs": "many"}, "noted": {}}', "'pairs'"),
+        ("run.json", '{"same": {}, "noted": {}}', "'source_lang'"),
+        ("run.json", recorded_with(train_files="a.en"), "'train_files'"),
+        ("run.json", recorded_with(pairs="many"), "'pairs'"),
+        ("run.json", recorded_with(learning_rate=math.nan), "'learning_rate'"),
+        ("run.json", recorded_with(**{"train_files[0]": {"size": "3", "sha256": "0"}}), "'size'"),
     ],
 )
 def test_a_record_that_is_none_is_named(tmp_path, name, content, message):

@@ -327,7 +327,7 @@ def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str
     if run.state is None:
         return [("Updates, tokens and time", "not recorded (no `trainer_state.json` of these weights)")]
     values = run.values
-    devices = run.record["noted"]["devices"] if run.record else 1
+    devices = values["devices"] if run.record else 1
     try:
         spent = cost(_measured(run.state), model.num_parameters(exclude_embeddings=True), devices)
     except (KeyError, TypeError, ArithmeticError) as error:
@@ -380,15 +380,14 @@ def _hours(seconds: float) -> str:
 def _devices(run: Run) -> str:
     if run.record is None:
         return "not recorded"
-    noted = run.record["noted"]
-    count, known = noted["devices"], noted.get("hardware")
-    on_cpu = known["device"] == "cpu" if known else noted.get("use_cpu")
+    count, known = run.values["devices"], run.values.get("hardware")
+    on_cpu = known.get("device") == "cpu" if known else run.values.get("use_cpu")
     one, more = ("process on the CPU", "processes on the CPU") if on_cpu else ("accelerator", "accelerators")
     text = f"{count} {one if count == 1 else more}"
     if known is None:
         return f"{text}; of what make is not recorded"
     cores = f" (cores available: {as_markdown(known.get('cores'))})" if on_cpu else ""
-    return f"{text}{':' if count == 1 else '; the first:'} {as_markdown(known['name'])}{cores}"
+    return f"{text}{':' if count == 1 else '; the first:'} {as_markdown(known.get('name'))}{cores}"
 
 
 def _energy(seconds: float | None, watts: float | None) -> str:
@@ -535,7 +534,7 @@ def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
     if keep_scores:
         renewed.pop("scores")
     elif weights in known:
-        data = _with_other_results(data, earlier, known)
+        data = _with_other_results(data, earlier, known, renewed["scores"])
         renewed["scores"] = _with_other_tests(renewed["scores"], known)
     newline = "\r\n" if "\r\n" in earlier else "\n"
     marked = {
@@ -557,14 +556,17 @@ def _with_other_tests(new: str, known: str) -> str:
     return "\n" + "\n\n".join([beginning, *(others | tests).values()]) + "\n"
 
 
-def _with_other_results(data: ModelCardData, earlier: str, known: str) -> ModelCardData:
-    """The new metadata, with the earlier card's results on test sets that it has not."""
-    _, tests = _tests(known)
-    before = ModelCard(earlier).data
-    earlier_results = _by_test([result for result in before.eval_results or [] if _is_finite(result.metric_value)])
-    kept = {name: results for name, results in earlier_results.items() if f"### {as_markdown(name)}" in tests}
+def _with_other_results(data: ModelCardData, earlier: str, known: str, new: str) -> ModelCardData:
+    """The new metadata, with the earlier card's results, in their places, on test sets that it has not."""
+    before, found = ModelCard(earlier).data, _by_test(data.eval_results or [])
+    (_, old_tests), (_, new_tests) = _tests(known), _tests(new)
+    kept = {}
+    for name, results in _by_test(before.eval_results or []).items():
+        heading = f"### {as_markdown(name)}"
+        if name in found or (heading in old_tests and heading not in new_tests):
+            kept[name] = [result for result in results if _is_finite(result.metric_value)]
     data = copy(data)
-    data.eval_results = list(chain.from_iterable((kept | _by_test(data.eval_results or [])).values())) or None
+    data.eval_results = list(chain.from_iterable((kept | found).values())) or None
     data.metrics = sorted({result.metric_type for result in data.eval_results or []}) or None
     data.model_name = data.model_name or before.model_name
     return data

@@ -4,7 +4,7 @@ import logging
 import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TypedDict
+from typing import Required, TypedDict
 
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.checkpoint_vaswani import checksum
@@ -29,16 +29,25 @@ RunValues = TypedDict(
         "train_files": list[str] | None,
         "eval_files": list[str] | None,
         "places of eval_files": list[str] | None,
-        "source_lang": str | None,
-        "target_lang": str | None,
+        "source_lang": Required[str],
+        "target_lang": Required[str],
+        "max_steps": Required[int | float],
+        "learning_rate": Required[int | float],
+        "devices": Required[int],
         "dataset_name": str | None,
         "dataset_config": str | None,
         "hardware": dict | None,
         "pairs": int | None,
-        "devices": int | None,
     },
     total=False,
 )
+
+
+class DataFile(TypedDict):
+    """Fingerprint of a training file."""
+
+    size: int
+    sha256: str
 
 
 class Step(TypedDict):
@@ -141,7 +150,13 @@ def _read_run(path: Path) -> dict | None:
     record = _read(path, RunFile)
     if record is None:
         return None
-    check_fields({**record["same"], **record["noted"]}, RunValues, str(path))
+    values = {**record["same"], **record["noted"]}
+    check_fields(values, RunValues, str(path))
+    for name in values:
+        if name.startswith("train_files["):
+            if not isinstance(values[name], dict):
+                raise ValueError(f"{path}: {name}: expected an object, found {reprlib.repr(values[name])}.")
+            check_fields(values[name], DataFile, f"{path}: {name}")
     numbers = {name for name, value in defaults().items() if type(value) in (int, float)} | {"learning_rate"}
     for values in (record["same"], record["noted"]):
         for name in numbers & values.keys():
