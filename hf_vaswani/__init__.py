@@ -7,7 +7,7 @@ Importing the package registers the model, after which `AutoConfig`, `AutoModel`
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
 
-from .checkpoint_vaswani import check_weights
+from .checksums_vaswani import check_weights
 from .configuration_vaswani import TABLE_3, VaswaniConfig
 from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
 from .pipeline_vaswani import VaswaniTranslationPipeline

@@ -18,59 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList
 
-from .int8_vaswani import Int8Linear
-
-
-class PackedLinear:
-    """Linear layers as one, with their outputs one after the other, and weights laid out as the processor likes them.
-
-    On a CPU oneDNN else lays the weights out anew in every call, which for the few rows of a step takes as long as the
-    product.
-
-    Args:
-        *layers (`nn.Linear` or `Int8Linear`): All of one class, with a bias or all without.
-    """
-
-    def __init__(self, *layers: nn.Module):
-        self.weight = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
-        self.bias = layers[0].bias
-        if self.bias is not None and len(layers) > 1:
-            self.bias = torch.cat([layer.bias for layer in layers])
-        self.is_packed = (
-            self.weight.device.type == "cpu"
-            and self.weight.dtype in (torch.float32, torch.bfloat16)
-            and torch.backends.mkldnn.is_available()
-            and torch.backends.mkldnn.enabled
-        )
-        if self.is_packed:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), None)
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """`(rows, in_features)` to `(rows, out_features)`."""
-        if self.is_packed:
-            return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
-        return F.linear(inputs, self.weight, self.bias)
-
-
-def packed(*layers: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Linear layers as one, with their outputs one after the other, as fast as may be."""
-    if len({(type(layer), layer.bias is None) for layer in layers}) > 1:
-        parts = [packed(layer) for layer in layers]
-        return lambda inputs: torch.cat([part(inputs) for part in parts], dim=-1)
-    if isinstance(layers[0], Int8Linear):
-        return Int8Linear.joined(layers)
-    return PackedLinear(*layers)
-
-
-def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension, which is computed in 32 bits.
-
-    On a CPU torch takes many times as long for fewer numbers than fit into a register, 16, as for 16.
-    """
-    wide, length = scores.float(), scores.shape[-1]
-    if length < 16 and scores.device.type == "cpu":
-        wide = F.pad(wide, (0, 16 - length), value=-torch.inf)
-    return wide.softmax(-1)[..., :length].to(scores.dtype)
+from .kernels_vaswani import pack, softmax
 
 
 class LayerWeights:
@@ -78,11 +26,11 @@ class LayerWeights:
 
     def __init__(self, layer: nn.Module):
         attention, cross_attention, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
-        self.qkv = packed(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.output = packed(attention.o_proj)
-        self.cross_query, self.cross_output = packed(cross_attention.q_proj), packed(cross_attention.o_proj)
-        self.cross_keys_values = packed(cross_attention.k_proj, cross_attention.v_proj)
-        self.inner, self.outer = packed(feed_forward.fc1), packed(feed_forward.fc2)
+        self.qkv = pack(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = pack(attention.o_proj)
+        self.cross_query, self.cross_output = pack(cross_attention.q_proj), pack(cross_attention.o_proj)
+        self.cross_keys_values = pack(cross_attention.k_proj, cross_attention.v_proj)
+        self.inner, self.outer = pack(feed_forward.fc1), pack(feed_forward.fc2)
         self.activation = feed_forward.activation
         self.norms = (layer.self_attn_residual, layer.encoder_attn_residual, layer.feed_forward_residual)
 
@@ -93,7 +41,7 @@ class DecoderWeights:
     @torch.no_grad()
     def __init__(self, model: nn.Module):
         self.layers = [LayerWeights(layer) for layer in model.model.decoder.layers]
-        self.head = packed(model.lm_head)
+        self.head = pack(model.lm_head)
 
 
 class StepDecoder:

@@ -53,7 +53,7 @@ from .decoding_vaswani import (
     end_tokens,
     greedy_search,
 )
-from .int8_vaswani import Int8Linear
+from .kernels_vaswani import Int8Linear
 
 
 LENGTH_PENALTY_FORMS = ("length", "gnmt")

@@ -26,7 +26,7 @@ from huggingface_hub.errors import StrictDataclassError
 from tqdm import tqdm
 
 from hf_vaswani import TABLE_3, VaswaniConfig
-from hf_vaswani.checkpoint_vaswani import checksum
+from hf_vaswani.checksums_vaswani import checksum
 
 from .ablation_table import RESULT, write_table
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments, packaged_recipes, parse_arguments

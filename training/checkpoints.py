@@ -18,7 +18,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vaswani import check_weights
-from hf_vaswani.checkpoint_vaswani import CHECKSUMS_NAME, checksum, read_checksums
+from hf_vaswani.checksums_vaswani import CHECKSUMS_NAME, checksum, read_checksums
 
 
 logger = logging.getLogger(__name__)

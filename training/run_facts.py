@@ -13,7 +13,7 @@ import yaml
 from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.checkpoint_vaswani import checksum
+from hf_vaswani.checksums_vaswani import checksum
 
 from .arguments import GROUPS, load_recipe
 from .average import RECORD
