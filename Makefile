@@ -25,8 +25,8 @@ test-slow: $(SETUP)
 	$(BIN)/pytest -m slow
 
 # Under the oldest transformers that is supported; and what either version wrote, the other reads.
-OLDEST_TESTS := configuration_vaswani modeling_vaswani generation_vaswani decoding_vaswani int8_vaswani pipeline_vaswani \
-	checkpoint_vaswani library_features stock_tools trainer train tokenizer hub translate versions
+OLDEST_TESTS := configuration_vaswani modeling_vaswani generation_vaswani decoding_vaswani kernels_vaswani pipeline_vaswani \
+	checksums_vaswani library_features stock_tools trainer train tokenizer hub translate versions
 test-oldest: $(SETUP) $(OLDEST)/.set-up
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest --numprocesses auto $(OLDEST_TESTS:%=tests/test_%.py)
 	OTHER_PYTHON=$(abspath $(BIN)/python) $(OLDEST)/bin/pytest -m slow tests/test_versions.py

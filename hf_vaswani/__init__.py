@@ -8,7 +8,7 @@ from .versions_vaswani import OLDEST  # isort: skip  # noqa: F401 (first, for it
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, pipelines
 
-from .checkpoint_vaswani import check_weights
+from .checksums_vaswani import check_weights
 from .configuration_vaswani import TABLE_3, VaswaniConfig
 from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
 from .pipeline_vaswani import VaswaniTranslationPipeline

@@ -9,66 +9,16 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import GenerationConfig, LogitsProcessorList
 
-from .int8_vaswani import Int8Linear
-
-
-class PackedLinear:
-    """Linear layers as one, with their outputs one after the other, and weights laid out as the processor likes them.
-
-    On a CPU oneDNN else lays the weights out anew in every call, which for the few rows of a step takes as long as the
-    product.
-
-    Args:
-        *layers (`nn.Linear` or `Int8Linear`): All of one class, with a bias or all without.
-    """
-
-    def __init__(self, *layers: nn.Module):
-        self.weight = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
-        self.bias = layers[0].bias
-        if self.bias is not None and len(layers) > 1:
-            self.bias = torch.cat([layer.bias for layer in layers])
-        self.is_packed = (
-            self.weight.device.type == "cpu"
-            and self.weight.dtype in (torch.float32, torch.bfloat16)
-            and torch.backends.mkldnn.is_available()
-            and torch.backends.mkldnn.enabled
-        )
-        if self.is_packed:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), None)
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """`(rows, in_features)` to `(rows, out_features)`."""
-        if self.is_packed:
-            return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
-        return F.linear(inputs, self.weight, self.bias)
-
-
-def packed(*layers: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Linear layers as one, with their outputs one after the other, as fast as may be."""
-    if len({(type(layer), layer.bias is None) for layer in layers}) > 1:
-        parts = [packed(layer) for layer in layers]
-        return lambda inputs: torch.cat([part(inputs) for part in parts], dim=-1)
-    if isinstance(layers[0], Int8Linear):
-        return Int8Linear.joined(layers)
-    return PackedLinear(*layers)
-
-
-def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension, which is computed in 32 bits.
-
-    On a CPU torch takes many times as long for fewer numbers than fit into a register, 16, as for 16.
-    """
-    wide, length = scores.float(), scores.shape[-1]
-    if length < 16 and scores.device.type == "cpu":
-        wide = F.pad(wide, (0, 16 - length), value=-torch.inf)
-    return wide.softmax(-1)[..., :length].to(scores.dtype)
+from .kernels_vaswani import pack, softmax
 
 
 class LayerWeights:
@@ -76,11 +26,11 @@ class LayerWeights:
 
     def __init__(self, layer: nn.Module):
         attention, cross_attention, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
-        self.qkv = packed(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.output = packed(attention.o_proj)
-        self.cross_query, self.cross_output = packed(cross_attention.q_proj), packed(cross_attention.o_proj)
-        self.cross_keys_values = packed(cross_attention.k_proj, cross_attention.v_proj)
-        self.inner, self.outer = packed(feed_forward.fc1), packed(feed_forward.fc2)
+        self.qkv = pack(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = pack(attention.o_proj)
+        self.cross_query, self.cross_output = pack(cross_attention.q_proj), pack(cross_attention.o_proj)
+        self.cross_keys_values = pack(cross_attention.k_proj, cross_attention.v_proj)
+        self.inner, self.outer = pack(feed_forward.fc1), pack(feed_forward.fc2)
         self.activation = feed_forward.activation
         self.norms = (layer.self_attn_residual, layer.encoder_attn_residual, layer.feed_forward_residual)
 
@@ -91,7 +41,7 @@ class DecoderWeights:
     @torch.no_grad()
     def __init__(self, model: nn.Module):
         self.layers = [LayerWeights(layer) for layer in model.model.decoder.layers]
-        self.head = packed(model.lm_head)
+        self.head = pack(model.lm_head)
 
 
 class StepDecoder:
@@ -105,6 +55,7 @@ class StepDecoder:
     """
 
     ROOM = 4  # steps to make room for when the cache is full
+    keeps_batch = False  # finished sentences can leave
 
     def __init__(
         self,
@@ -119,7 +70,7 @@ class StepDecoder:
         self.decoder = decoder
         weights = weights or DecoderWeights(model)
         self.layers, self.head = weights.layers, weights.head
-        self.sentences = len(encoder_states)
+        self.sentences, self.vocab_size = len(encoder_states), config.vocab_size
         self.dtype, self.device = encoder_states.dtype, encoder_states.device
         self.hidden_value = torch.finfo(self.dtype).min
 
@@ -151,9 +102,19 @@ class StepDecoder:
         states = states.unflatten(-1, (self.heads, width)).transpose(1, 2)
         return states.reshape(-1, *states.shape[2:])
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the next token, `(sentences * beams, vocab_size)`, in 32 bits; `tokens` as of [`step`]."""
-        return self.head(self.step(tokens)).float()
+    def read(self, prompt: torch.Tensor) -> None:
+        """Steps through all tokens of `prompt` `(sentences, length)` but the last, whose step predicts the next."""
+        for place in range(prompt.shape[1] - 1):
+            self.step(prompt[:, place : place + 1])
+
+    def logits(self, histories: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token, `(sentences * beams, vocab_size)`, float32.
+
+        Args:
+            histories (`torch.Tensor` of shape `(sentences, beams, length)`): Tokens of every beam; all but the last
+                have been read already.
+        """
+        return self.head(self.step(histories[..., -1])).float()
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Hidden states of the next position.
@@ -247,18 +208,20 @@ class StepDecoder:
 
 
 class EnsembleDecoder:
-    """Decoders of several models, with the same vocabulary and for the same sentences, that step together."""
+    """Decoders of several models with the same vocabulary, for the same sentences, that step together."""
+
+    keeps_batch = False
 
     def __init__(self, decoders: list[StepDecoder]):
-        self.decoders = decoders
+        self.decoders, self.vocab_size = decoders, decoders[0].vocab_size
 
-    def step(self, tokens: torch.Tensor) -> None:
+    def read(self, prompt: torch.Tensor) -> None:
         for decoder in self.decoders:
-            decoder.step(tokens)
+            decoder.read(prompt)
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+    def logits(self, histories: torch.Tensor) -> torch.Tensor:
         """Logarithms of the mean of the models' probabilities, `(sentences * beams, vocab_size)`."""
-        each = torch.stack([decoder.logits(tokens).log_softmax(-1) for decoder in self.decoders])
+        each = torch.stack([decoder.logits(histories).log_softmax(-1) for decoder in self.decoders])
         return each.logsumexp(0) - math.log(len(self.decoders))
 
     def reorder(self, parents: torch.Tensor) -> None:
@@ -270,185 +233,76 @@ class EnsembleDecoder:
             decoder.compact(kept, beams)
 
 
-def read_prompt(decoder: StepDecoder | EnsembleDecoder, prompt: torch.Tensor) -> None:
-    """Steps through all tokens of `prompt` `(sentences, length)` but the last, whose step chooses the next."""
-    for place in range(prompt.shape[1] - 1):
-        decoder.step(prompt[:, place : place + 1])
-
-
-@dataclass
-class Hypotheses:
-    """What a beam search knows of each sentence; the first dimension of every tensor is the sentence.
-
-    A beam's history is its tokens and, for each behind the prompt, the row of the library's batch they came from.
-    """
-
-    index: torch.Tensor  # (sentences,), of the sentence in the batch
-    limits: torch.Tensor  # (sentences,), greatest number of tokens
-    tokens: torch.Tensor  # (sentences, beams, length)
-    origins: torch.Tensor  # (sentences, beams, length - prompt)
-    scores: torch.Tensor  # (sentences, beams), log probabilities
-    finished_tokens: torch.Tensor  # (sentences, beams, length)
-    finished_origins: torch.Tensor  # (sentences, beams, length - prompt)
-    finished_scores: torch.Tensor  # (sentences, beams), divided by the length penalty
-    is_finished: torch.Tensor  # (sentences, beams)
-    improvable: torch.Tensor  # (sentences, 1), whether the search of the sentence goes on
-
-    def select(self, kept: torch.Tensor) -> "Hypotheses":
-        return Hypotheses(*(getattr(self, field.name)[kept] for field in fields(self)))
-
-
-NEVER = -1e9  # the library's log probability of what must not be chosen
-
-
-def start_hypotheses(prompt: torch.Tensor, limits: torch.Tensor, beams: int) -> Hypotheses:
-    """Every beam at the prompt `(sentences, length)`; only the first counts, as they are all the same."""
-    sentences, device = len(prompt), prompt.device
-    scores = torch.full((sentences, beams), NEVER, device=device)
-    scores[:, 0] = 0
-    tokens = prompt[:, None].expand(-1, beams, -1)
-    origins = torch.empty(sentences, beams, 0, dtype=torch.int32, device=device)
-    return Hypotheses(
-        index=torch.arange(sentences, device=device),
-        limits=limits,
-        tokens=tokens,
-        origins=origins,
-        scores=scores,
-        finished_tokens=tokens,
-        finished_origins=origins,
-        finished_scores=torch.full_like(scores, NEVER),
-        is_finished=torch.zeros_like(scores, dtype=torch.bool),
-        improvable=torch.ones(sentences, 1, dtype=torch.bool, device=device),
-    )
-
-
-class BeamSearch:
-    """Beam search by the library's rules, sentence by sentence: the same hypotheses and scores as its own loop.
+class ModelDecoder:
+    """Decoder by the model's own `forward` and cache: slower than [`StepDecoder`], and open to every option of
+    `generate()`.
 
     Args:
-        model (`VaswaniForConditionalGeneration`): Which rates and ends hypotheses, by the methods that the library's
-            loop calls too.
-        config (`GenerationConfig`): Number of beams, penalty, and when to stop.
-        processors (`LogitsProcessorList`): None that tells the rows of a batch apart.
-        fill (`int`): What follows the end of a sequence.
+        model (`VaswaniForConditionalGeneration`): Model to call at every step.
+        model_kwargs (`dict`): Arguments that `generate()` prepared for the model, one row for each beam.
+        records (`Sequence[str]`): Fields of the model's outputs to keep, of every step.
+        synced (`bool`): Whether all processes call the model equally often, as sharded weights need.
     """
 
-    LEAVE = 0.95  # finished sentences leave when no more than this share of the batch goes on
+    keeps_batch = True  # every row stays, in its place, to the end
 
-    def __init__(self, model: nn.Module, config, processors, fill: int):
-        self.model, self.config, self.processors, self.fill = model, config, processors, fill
-        self.beams, self.eos = config.num_beams, config._eos_token_tensor
-        self.candidates = max(2, 1 + len(self.eos)) * self.beams
-        self.in_beam = torch.arange(self.candidates, device=self.eos.device) < self.beams
+    def __init__(self, model: nn.Module, model_kwargs: dict, records: Sequence[str] = (), synced: bool = False):
+        self.model, self.model_kwargs, self.synced = model, model_kwargs, synced
+        self.records: dict[str, list] = {name: [] for name in records}
+        self.inputs: dict | None = None  # of the last call
 
-    @torch.no_grad()
-    def __call__(
-        self, decoder: StepDecoder | EnsembleDecoder, prompt: torch.Tensor, limits: torch.Tensor, penalty: Callable
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """
-        Args:
-            decoder (`StepDecoder` or `EnsembleDecoder`): Of the sentences.
-            prompt (`torch.Tensor` of shape `(sentences, prompt)`): What all outputs begin with: the start token, and
-                what may be forced behind it.
-            limits (`torch.Tensor` of shape `(sentences,)`): Tokens that each sentence may have.
-            penalty: Makes the `length_penalty` for some sentences from their `limits`.
+    def read(self, prompt: torch.Tensor) -> None:
+        """Nothing to do: the first call of the model reads the whole prompt."""
 
-        Returns:
-            Sequences `(sentences * returned, length)`, scores `(sentences * returned,)` and beam indices
-            `(sentences * returned, length - prompt)`.
-        """
-        read_prompt(decoder, prompt)
-        self.prompt = prompt.shape[1]
-        state, ended = start_hypotheses(prompt, limits, self.beams), []
-        while True:
-            state, hit_all = self._advance(state, decoder, penalty(state.limits))
-            full = state.is_finished.all(-1, keepdim=True) & (self.config.early_stopping is True)
-            state.improvable &= ~full & ~hit_all
-            going_on = int(state.improvable.sum())
-            if not going_on:
-                return self._collect([*ended, state])
-            if going_on <= self.LEAVE * len(state.index):
-                kept = state.improvable[:, 0].nonzero()[:, 0]
-                ended.append(state.select((~state.improvable[:, 0]).nonzero()[:, 0]))
-                state = state.select(kept)
-                decoder.compact(kept, self.beams)
-
-    def _advance(
-        self, state: Hypotheses, decoder: StepDecoder | EnsembleDecoder, penalty
-    ) -> tuple[Hypotheses, torch.Tensor]:
-        """One token more. Also returns which sentences have no candidate that could go on, `(sentences, 1)`."""
-        length = state.tokens.shape[-1]
-        # At first all beams are the same; one is enough, if it has candidates for all.
-        enough = self.model.lm_head.out_features >= self.candidates and not self.processors
-        rows = 1 if length == self.prompt and enough else self.beams
-        scores = decoder.logits(state.tokens[:, :rows, -1]).log_softmax(-1)
-        if self.processors:
-            scores = self.processors(state.tokens[:, :rows].flatten(0, 1), scores)
-        vocabulary = scores.shape[-1]
-        scores = scores.unflatten(0, (-1, rows)).add_(state.scores[:, :rows, None])
-        top, index = scores.flatten(1).topk(self.candidates)  # (sentences, candidates)
-        parents, token = index // vocabulary, index % vocabulary
-
-        origin = (parents + state.index[:, None] * self.beams)[..., None].int()
-        tokens = torch.cat((_gather(state.tokens, parents), token[..., None]), dim=-1)
-        origins = torch.cat((_gather(state.origins, parents), origin), dim=-1)
-        ends = torch.isin(token, self.eos) | (length >= state.limits)[:, None]
-
-        finished_tokens, state.finished_scores, finished_origins, state.is_finished = (
-            self.model._update_finished_beams(
-                sequences=F.pad(state.finished_tokens, (0, 1), value=self.fill),
-                topk_running_sequences=tokens,
-                beam_scores=state.finished_scores,
-                topk_log_probs=top,
-                beam_indices=F.pad(state.finished_origins, (0, 1), value=-1),
-                topk_running_beam_indices=origins,
-                is_early_stop_heuristic_unsatisfied=state.improvable,
-                is_sent_finished=state.is_finished,
-                next_token_hits_stopping_criteria=ends,
-                top_num_beam_mask=self.in_beam,
-                num_beams=self.beams,
-                cur_len=length,
-                decoder_prompt_len=self.prompt,
-                length_penalty=penalty,
-                early_stopping=self.config.early_stopping,
-            )
+    def logits(self, histories: torch.Tensor) -> torch.Tensor:
+        """As [`StepDecoder.logits`]."""
+        if self.synced:
+            self._is_anyone_unfinished(True)
+        tokens = histories.flatten(0, 1)
+        self.inputs = self.model.prepare_inputs_for_generation(
+            tokens,
+            next_sequence_length=self._unread(tokens.shape[1]),
+            is_first_iteration=self.inputs is None,
+            **self.model_kwargs,
         )
-        state.finished_tokens, state.finished_origins = finished_tokens, finished_origins
+        outputs = self.model(**self.inputs, return_dict=True)
+        if outputs.past_key_values is not None:
+            self.model_kwargs["past_key_values"] = outputs.past_key_values
+        if (mask := self.model_kwargs.get("decoder_attention_mask")) is not None:
+            self.model_kwargs["decoder_attention_mask"] = F.pad(mask, (0, 1), value=1)
+        logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=tokens.device)
+        for name, steps in self.records.items():
+            steps.append(logits.clone() if name == "logits" else outputs[name])
+        return logits
 
-        state.scores, best = (top + ends * NEVER).topk(self.beams)
-        state.tokens, state.origins = _gather(tokens, best), _gather(origins, best)
-        decoder.reorder(parents.gather(1, best))
-        state.improvable = self.model._check_early_stop_heuristic(
-            is_early_stop_heuristic_unsatisfied=state.improvable,
-            running_beam_scores=state.scores,
-            beam_scores=state.finished_scores,
-            is_sent_finished=state.is_finished,
-            cur_len=length + 1,
-            max_length=self.config.max_length,
-            decoder_prompt_len=self.prompt,
-            early_stopping=self.config.early_stopping,
-            length_penalty=penalty,
-        )
-        return state, ends.all(-1, keepdim=True)
+    def _unread(self, length: int) -> int | None:
+        """Number of last tokens to read; `None` means all that are given."""
+        if self.inputs is not None:
+            return 1 if self.model_kwargs["use_cache"] else None
+        cache, mask = self.model_kwargs.get("past_key_values"), self.model_kwargs.get("decoder_attention_mask")
+        if cache is None or mask is None or mask.shape[1] != length:
+            return None
+        return length - cache.get_seq_length()
 
-    def _collect(self, states: list[Hypotheses]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        wanted = self.config.num_return_sequences
-        length = max(state.finished_tokens.shape[-1] for state in states)
-        order = torch.cat([state.index for state in states]).argsort()
-        results = []
-        for name, fill in (("finished_tokens", self.fill), ("finished_origins", -1)):
-            parts = [getattr(state, name)[:, :wanted] for state in states]
-            longest = length - (self.prompt if name == "finished_origins" else 0)
-            parts = [F.pad(part, (0, longest - part.shape[-1]), value=fill) for part in parts]
-            results.append(torch.cat(parts)[order].flatten(0, 1))
-        scores = torch.cat([state.finished_scores[:, :wanted] for state in states])[order].flatten()
-        written = int((results[1] >= 0).sum(-1).max())
-        return results[0][:, : self.prompt + written], scores, results[1][:, :written]
+    def reorder(self, parents: torch.Tensor) -> None:
+        """As [`StepDecoder.reorder`], with as many beams as before."""
+        cache = self.model_kwargs.get("past_key_values")
+        if cache is not None:
+            first = torch.arange(len(parents), device=parents.device) * parents.shape[1]
+            cache.reorder_cache((first[:, None] + parents).flatten())
+
+    def finish(self) -> None:
+        """Call the model on until every process has finished, if they must stay in step."""
+        while self.synced and self._is_anyone_unfinished(False):
+            self.model(**self.inputs, return_dict=True)
+
+    def _is_anyone_unfinished(self, unfinished: bool) -> bool:
+        flag = torch.tensor(float(unfinished), device=self.model.device)
+        torch.distributed.all_reduce(flag)
+        return flag.item() > 0
 
 
-def _gather(histories: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """`histories` `(sentences, beams, length)` of the `chosen` beams `(sentences, any)`."""
-    return histories.gather(1, chosen[..., None].expand(-1, -1, histories.shape[-1]))
+Decoder = StepDecoder | EnsembleDecoder | ModelDecoder
 
 
 @torch.no_grad()
@@ -457,23 +311,27 @@ def greedy_search(
     prompt: torch.Tensor,
     limits: torch.Tensor,
     eos: torch.Tensor,
-    processors,
+    processors: LogitsProcessorList,
     fill: int,
 ) -> torch.Tensor:
-    """The likeliest next token, again and again, as the library's loop does without sampling.
+    """Choose the likeliest next token, again and again, as transformers' loop does without sampling.
 
     Args:
-        decoder, prompt, limits, processors, fill: As of [`BeamSearch`].
+        decoder (`StepDecoder` or `EnsembleDecoder`): Decoder of the sentences.
+        prompt (`torch.Tensor` of shape `(sentences, prompt)`): Start token and forced prefix of the outputs.
+        limits (`torch.Tensor` of shape `(sentences,)`): Greatest number of tokens of each sentence.
         eos (`torch.Tensor` of shape `(ends,)`): Tokens that end a sentence.
+        processors (`LogitsProcessorList`): Processors that treat every row of a batch alike.
+        fill (`int`): Padding behind the end of a sequence.
 
     Returns:
         Sequences `(sentences, length)`.
     """
-    read_prompt(decoder, prompt)
+    decoder.read(prompt)
     tokens = sequences = prompt
     rows = torch.arange(len(prompt), device=prompt.device)
     while True:
-        logits = decoder.logits(tokens[:, -1:])
+        logits = decoder.logits(tokens[:, None])
         if processors:
             logits = processors(tokens, logits)
         tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=-1)
@@ -488,4 +346,257 @@ def greedy_search(
             decoder.compact(kept, beams=1)
 
 
-__all__ = ["BeamSearch", "DecoderWeights", "EnsembleDecoder", "StepDecoder", "greedy_search"]
+def gnmt_length_penalty(length, alpha: float):
+    """`((5 + length) / 6) ** alpha` (Wu et al. 2016), of a number or a tensor of lengths."""
+    return ((5 + length) / 6) ** alpha
+
+
+NEVER = -1e9  # log probability of a hypothesis that must not be chosen, as in transformers
+
+
+@dataclass
+class Hypotheses:
+    """Running and finished hypotheses of a beam search; the first dimension of every tensor is the sentence.
+
+    A history consists of tokens and, for each token behind the prompt, the row of the batch that it came from.
+    """
+
+    index: torch.Tensor  # (sentences,), position of the sentence in the batch
+    limits: torch.Tensor  # (sentences,), greatest number of tokens
+    tokens: torch.Tensor  # (sentences, beams, length)
+    origins: torch.Tensor  # (sentences, beams, length - prompt)
+    scores: torch.Tensor  # (sentences, beams), log probabilities
+    finished_tokens: torch.Tensor  # (sentences, beams, length)
+    finished_origins: torch.Tensor  # (sentences, beams, length - prompt)
+    finished_scores: torch.Tensor  # (sentences, beams), divided by the length penalty, best first
+    is_finished: torch.Tensor  # (sentences, beams)
+    improvable: torch.Tensor  # (sentences, 1), whether the search of the sentence goes on
+
+    @classmethod
+    def at_prompt(cls, prompt: torch.Tensor, limits: torch.Tensor, beams: int) -> "Hypotheses":
+        """Put every beam at the prompt `(sentences, length)`; only the first counts, as all are the same."""
+        sentences, device = len(prompt), prompt.device
+        scores = torch.full((sentences, beams), NEVER, device=device)
+        scores[:, 0] = 0
+        tokens = prompt[:, None].expand(-1, beams, -1)
+        origins = torch.empty(sentences, beams, 0, dtype=torch.int32, device=device)
+        return cls(
+            index=torch.arange(sentences, device=device),
+            limits=limits,
+            tokens=tokens,
+            origins=origins,
+            scores=scores,
+            finished_tokens=tokens,
+            finished_origins=origins,
+            finished_scores=torch.full_like(scores, NEVER),
+            is_finished=torch.zeros_like(scores, dtype=torch.bool),
+            improvable=torch.ones(sentences, 1, dtype=torch.bool, device=device),
+        )
+
+    def select(self, kept: torch.Tensor) -> "Hypotheses":
+        return Hypotheses(*(getattr(self, field.name)[kept] for field in fields(self)))
+
+
+class Candidates(NamedTuple):
+    """Continuations of a sentence's beams by one token, best first."""
+
+    scores: torch.Tensor  # (sentences, candidates), log probabilities
+    parents: torch.Tensor  # (sentences, candidates), beams that they continue
+    tokens: torch.Tensor  # (sentences, candidates, length)
+    origins: torch.Tensor  # (sentences, candidates, length - prompt)
+    ends: torch.Tensor  # (sentences, candidates), whether the hypothesis ends here
+
+
+class BeamSearch:
+    """Beam search by transformers' rules, sentence by sentence: the same hypotheses and scores as its own loop.
+
+    Args:
+        config (`GenerationConfig`): Number of beams, exponent `length_penalty`, `early_stopping`, end and padding
+            tokens.
+        length_penalty_form (`str`): `"gnmt"` or `"length"`, see `generation_vaswani.py`.
+        processors (`LogitsProcessorList`): Processors of the log probabilities; ones that tell the rows of a batch
+            apart need a decoder that keeps its batch.
+        criteria (`Callable`, *optional*): Says of tokens `(rows, length)` which rows end, instead of the end tokens;
+            needs a decoder that keeps its batch.
+    """
+
+    LEAVE = 0.95  # finished sentences leave when no more than this share of the batch goes on
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        length_penalty_form: str,
+        processors: LogitsProcessorList,
+        criteria: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ):
+        self.config, self.processors, self.criteria = config, processors, criteria
+        self.is_gnmt, self.alpha = length_penalty_form == "gnmt", config.length_penalty
+        self.beams = config.num_beams
+        self.eos = end_tokens(config)
+        self.candidates = max(2, 1 + len(self.eos)) * self.beams
+        # As in transformers, a padding id of 0 counts as none.
+        self.fill = int(config.pad_token_id or self.eos[0]) if len(self.eos) else -1
+
+    @torch.no_grad()
+    def __call__(
+        self, decoder: Decoder, prompt: torch.Tensor, limits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            decoder (`StepDecoder`, `EnsembleDecoder` or `ModelDecoder`): Decoder of the sentences.
+            prompt (`torch.Tensor` of shape `(sentences, prompt)`): Start token and forced prefix of the outputs.
+            limits (`torch.Tensor` of shape `(sentences,)`): Greatest number of tokens of each sentence.
+
+        Returns:
+            Sequences `(sentences * returned, length)`, scores `(sentences * returned,)` and beam indices
+            `(sentences * returned, length - prompt)`.
+        """
+        decoder.read(prompt)
+        self.prompt, self.eos = prompt.shape[1], self.eos.to(prompt.device)
+        state, ended = Hypotheses.at_prompt(prompt, limits, self.beams), []
+        while True:
+            candidates = self._candidates(state, self._scores(state, decoder))
+            self._collect_finished(state, candidates)
+            self._continue(state, candidates, decoder)
+            state.improvable = state.improvable & self._can_improve(state)
+
+            full = state.is_finished.all(-1, keepdim=True) & (self.config.early_stopping is True)
+            stuck = candidates.ends.all(-1, keepdim=True)
+            if decoder.keeps_batch:
+                if not state.improvable.any() or full.all() or stuck.all():
+                    return self._outputs([state])
+                continue
+            state.improvable &= ~full & ~stuck
+            going_on = int(state.improvable.sum())
+            if not going_on:
+                return self._outputs([*ended, state])
+            if going_on <= self.LEAVE * len(state.index):
+                kept = state.improvable[:, 0].nonzero()[:, 0]
+                ended.append(state.select((~state.improvable[:, 0]).nonzero()[:, 0]))
+                state = state.select(kept)
+                decoder.compact(kept, self.beams)
+
+    def _scores(self, state: Hypotheses, decoder: Decoder) -> torch.Tensor:
+        """Log probabilities of all continuations by one token, `(sentences, beams, vocab_size)`.
+
+        At the prompt all beams are the same: one is computed, if it has enough continuations.
+        """
+        is_first = state.tokens.shape[-1] == self.prompt
+        enough = not self.processors and not decoder.keeps_batch and decoder.vocab_size >= self.candidates
+        beams = 1 if is_first and enough else self.beams
+        histories = state.tokens[:, :beams]
+        scores = decoder.logits(histories).log_softmax(-1)
+        if self.processors:
+            scores = self.processors(histories.flatten(0, 1), scores)
+        scores, so_far = scores.unflatten(0, (-1, beams)), state.scores[:, :beams, None]
+        return scores + so_far if decoder.keeps_batch else scores.add_(so_far)
+
+    def _candidates(self, state: Hypotheses, scores: torch.Tensor) -> Candidates:
+        """Choose so many continuations that enough remain for all beams when some of them end."""
+        vocabulary, scores = scores.shape[-1], scores.flatten(1)
+        if self.config.do_sample:
+            index = scores.softmax(-1).multinomial(self.candidates)
+            top = scores.gather(1, index)
+        else:
+            top, index = scores.topk(self.candidates)
+        parents, token = index // vocabulary, index % vocabulary
+        origin = parents + state.index[:, None] * self.beams
+        tokens = torch.cat((_gather(state.tokens, parents), token[..., None]), dim=-1)
+        origins = torch.cat((_gather(state.origins, parents), origin[..., None].int()), dim=-1)
+        return Candidates(top, parents, tokens, origins, self._ends(state, tokens))
+
+    def _ends(self, state: Hypotheses, tokens: torch.Tensor) -> torch.Tensor:
+        if self.criteria is None:
+            ends = torch.isin(tokens[..., -1], self.eos)
+        else:
+            ends = self.criteria(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
+        return ends | (tokens.shape[-1] - 1 >= state.limits)[:, None]
+
+    def _collect_finished(self, state: Hypotheses, candidates: Candidates) -> None:
+        """Keep the best finished hypotheses, of the earlier ones and the candidates that end here.
+
+        Only as many of the best candidates as there are beams may finish: the others are there to go on. A sentence
+        takes no more when it cannot improve, or when it is full and `early_stopping` is `True`.
+        """
+        in_beam = torch.arange(self.candidates, device=candidates.ends.device) < self.beams
+        finishes = candidates.ends & in_beam
+        full = state.is_finished.all(-1, keepdim=True) & (self.config.early_stopping is True)
+        scores = candidates.scores / self._penalty(candidates.tokens.shape[-1] - self.prompt)
+        for excluded in (full, ~state.improvable, ~finishes):
+            scores = scores + excluded * NEVER
+
+        scores, best = torch.cat((state.finished_scores, scores), dim=1).topk(self.beams)
+        tokens = F.pad(state.finished_tokens, (0, 1), value=self.fill)
+        origins = F.pad(state.finished_origins, (0, 1), value=-1)
+        state.finished_tokens = _gather(torch.cat((tokens, candidates.tokens), dim=1), best)
+        state.finished_origins = _gather(torch.cat((origins, candidates.origins), dim=1), best)
+        state.finished_scores = scores
+        state.is_finished = torch.cat((state.is_finished, finishes), dim=1).gather(1, best)
+
+    def _continue(self, state: Hypotheses, candidates: Candidates, decoder: Decoder) -> None:
+        """Make the best candidates that do not end here the new beams."""
+        state.scores, best = (candidates.scores + candidates.ends * NEVER).topk(self.beams)
+        state.tokens, state.origins = _gather(candidates.tokens, best), _gather(candidates.origins, best)
+        decoder.reorder(candidates.parents.gather(1, best))
+
+    def _penalty(self, length: int | torch.Tensor) -> float | torch.Tensor:
+        """Divisor of the log probability of a hypothesis of so many tokens behind the prompt."""
+        return gnmt_length_penalty(length, self.alpha) if self.is_gnmt else length**self.alpha
+
+    def _can_improve(self, state: Hypotheses) -> torch.Tensor:
+        """Whether an unfinished hypothesis of a sentence can still win, `(sentences, 1)`.
+
+        In the form `"gnmt"` the answer is exact: log probabilities only fall, so a hypothesis scores best if it adds
+        nothing more to its own and ends where the penalty is greatest, which is as late as it may, or for a negative
+        exponent as soon as it can. It has to beat the last of the hypotheses to return. The form `"length"` has
+        transformers' heuristic, by `early_stopping`.
+        """
+        length = state.tokens.shape[-1] - self.prompt
+        best, finished = state.scores[:, :1], state.finished_scores
+        if self.is_gnmt:
+            soonest = torch.full_like(state.limits, length + 1)
+            latest = torch.maximum(state.limits + 1 - self.prompt, soonest)
+            ending = latest if self.alpha >= 0 else soonest
+            wanted = self.config.num_return_sequences
+            return best / self._penalty(ending)[:, None] > finished[:, wanted - 1 : wanted]
+        if self.config.early_stopping == "never" and self.alpha > 0:
+            length = self.config.max_length - self.prompt
+        worst = torch.where(state.is_finished, finished.min(dim=1, keepdim=True).values, NEVER)
+        return (best / self._penalty(length) > worst).any(-1, keepdim=True)
+
+    def _outputs(self, states: list[Hypotheses]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The best finished hypotheses, in the order of the batch, padded to one length."""
+        wanted = self.config.num_return_sequences
+        length = max(state.finished_tokens.shape[-1] for state in states)
+        order = torch.cat([state.index for state in states]).argsort()
+        results = []
+        for name, fill in (("finished_tokens", self.fill), ("finished_origins", -1)):
+            parts = [getattr(state, name)[:, :wanted] for state in states]
+            longest = length - (self.prompt if name == "finished_origins" else 0)
+            parts = [F.pad(part, (0, longest - part.shape[-1]), value=fill) for part in parts]
+            results.append(torch.cat(parts)[order].flatten(0, 1))
+        scores = torch.cat([state.finished_scores[:, :wanted] for state in states])[order].flatten()
+        written = int((results[1] >= 0).sum(-1).max())
+        return results[0][:, : self.prompt + written], scores, results[1][:, :written]
+
+
+def end_tokens(config: GenerationConfig) -> torch.Tensor:
+    """Tokens that end a sentence, `(ends,)`; empty if there are none."""
+    ids = [] if config.eos_token_id is None else config.eos_token_id
+    return torch.as_tensor(ids, dtype=torch.long).reshape(-1)
+
+
+def _gather(histories: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """`histories` `(sentences, beams, length)` of the `chosen` beams `(sentences, any)`."""
+    return histories.gather(1, chosen[..., None].expand(-1, -1, histories.shape[-1]))
+
+
+__all__ = [
+    "BeamSearch",
+    "DecoderWeights",
+    "EnsembleDecoder",
+    "ModelDecoder",
+    "StepDecoder",
+    "gnmt_length_penalty",
+    "greedy_search",
+]

@@ -22,26 +22,44 @@ import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, StoppingCriteria
-from transformers.generation import GenerationMixin
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation import GenerationMixin, GenerationMode
 from transformers.generation import logits_process as processors
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .decoding_vaswani import BeamSearch, DecoderWeights, EnsembleDecoder, StepDecoder, greedy_search
-from .int8_vaswani import Int8Linear
+from .decoding_vaswani import (
+    BeamSearch,
+    DecoderWeights,
+    EnsembleDecoder,
+    ModelDecoder,
+    StepDecoder,
+    end_tokens,
+    greedy_search,
+)
+from .kernels_vaswani import Int8Linear
 
 
 LENGTH_PENALTY_FORMS = ("length", "gnmt")
 # Models in `fixed_weights()`, how often, and their weights as laid out; not in the models, which may be copied.
-FIXED: WeakKeyDictionary[nn.Module, tuple[int, DecoderWeights | None]] = WeakKeyDictionary()
-LAYING_OUT = threading.Lock()
+PACKED: WeakKeyDictionary[nn.Module, tuple[int, DecoderWeights | None]] = WeakKeyDictionary()
+PACKING = threading.Lock()
 
 # Processors that look at each row of the batch by itself, so that sentences may leave it.
 ROW_WISE_PROCESSORS = {
@@ -58,50 +76,48 @@ ROW_WISE_PROCESSORS = {
     processors.SuppressTokensLogitsProcessor,
 }
 PLAIN_MODULES = {Int8Linear, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList}
-# What `generate()` prepares for the model on an ordinary call.
-ORDINARY_INPUTS = {"attention_mask", "encoder_outputs", "ensemble", "logits_to_keep", "past_key_values", "use_cache"}
-
-
-def gnmt_length_penalty(length, alpha: float):
-    """`((5 + length) / 6) ** alpha`, of a number or a tensor of lengths."""
-    return ((5 + length) / 6) ** alpha
+# Model inputs that the fast loops know.
+ORDINARY_INPUTS = {"attention_mask", "decoder_input_ids", "encoder_outputs", "input_ids", "logits_to_keep"}
+KNOWN_CRITERIA = {MaxLengthCriteria, EosTokenCriteria}
+# Fields of the generation configuration that this model adds, and their defaults.
+OWN_FIELDS = {"length_penalty_form": "length", "max_extra_tokens": None, "fast_decoding": True}
 
 
 class SourceLengthLimit(StoppingCriteria):
     """Ends each sentence at its own greatest length.
 
     Args:
-        limits (`torch.Tensor` of shape `(rows,)`): Tokens that each row may have, without the start token.
+        limits (`torch.Tensor` of shape `(rows,)`): Greatest number of tokens of each row, without the start token.
     """
 
     def __init__(self, limits: torch.Tensor):
         self.limits = limits
 
     def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
-        """`input_ids` `(rows, 1 + tokens)`; beam search has several candidates a row, in the order of the rows."""
+        """`input_ids` `(rows * n, 1 + tokens)`: beam search has several candidates for each row, in its order."""
         limits = self.limits.repeat_interleave(len(input_ids) // len(self.limits))
         return input_ids.shape[1] - 1 >= limits
 
 
-class GnmtPenalty(float):
-    """α, in the place of `length_penalty`, with what the stopping rule has to know.
+class ScoreRecorder(LogitsProcessor):
+    """Keeps the scores of every step, `(rows, vocab_size)` each, and changes nothing."""
 
-    Args:
-        alpha (`float`): The exponent.
-        limits (`torch.Tensor` of shape `(batch,)`): Tokens that each sentence may have.
-        wanted (`int`): Hypotheses to return for each sentence.
-    """
+    def __init__(self):
+        self.steps: list[torch.Tensor] = []
 
-    limits: torch.Tensor
-    wanted: int
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        self.steps.append(scores.clone())
+        return scores
 
-    def __new__(cls, alpha: float, limits: torch.Tensor, wanted: int):
-        penalty = super().__new__(cls, alpha)
-        penalty.limits, penalty.wanted = limits, wanted
-        return penalty
 
-    def __deepcopy__(self, memo):
-        return self
+class Search(NamedTuple):
+    """Decisions of one call of `generate()` that its decoding loop needs."""
+
+    is_fast: bool  # as far as can be told before the library's preparations
+    length_penalty_form: str
+    limits: torch.Tensor | None  # (sentences,), greatest number of tokens by `max_extra_tokens`
+    ensemble: list[nn.Module]
+    synced_gpus: bool | None
 
 
 class VaswaniGenerationMixin(GenerationMixin):
@@ -115,231 +131,305 @@ class VaswaniGenerationMixin(GenerationMixin):
         That saves the laying out, which is a good part of the time for a single sentence, and with several threads
         memory. Weights that change within go unseen.
         """
-        with LAYING_OUT:
-            users, weights = FIXED.get(self, (0, None))
+        with PACKING:
+            users, weights = PACKED.get(self, (0, None))
             if weights is None and _is_plain(self):
                 weights = DecoderWeights(self)
-            FIXED[self] = users + 1, weights
+            PACKED[self] = users + 1, weights
         try:
             yield
         finally:
-            with LAYING_OUT:
-                users, weights = FIXED[self]
-                FIXED[self] = users - 1, weights
+            with PACKING:
+                users, weights = PACKED[self]
+                PACKED[self] = users - 1, weights
                 if users == 1:
-                    del FIXED[self]
+                    del PACKED[self]
 
-    def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs):
-        defaults = {"length_penalty_form": "length", "max_extra_tokens": None, "fast_decoding": True}
-        given = {name: kwargs.pop(name) for name in defaults if name in kwargs}
-        generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        for name, default in defaults.items():
-            setattr(generation_config, name, given.get(name, getattr(generation_config, name, default)))
-        if generation_config.length_penalty_form not in LENGTH_PENALTY_FORMS:
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        **options,
+    ):
+        """As transformers' [`~transformers.GenerationMixin.generate`], with four more options.
+
+        Args:
+            length_penalty_form, max_extra_tokens, fast_decoding: See the top of this file.
+            ensemble (`list` of models, *optional*): Other models whose probabilities count as much as this model's.
+
+        Raises:
+            ValueError: An option has an impossible value, or an ensemble is asked for what it cannot do.
+            TypeError: A model of the ensemble is of another class.
+        """
+        if isinstance(options.get("custom_generate"), str):  # code that reads all arguments itself
+            return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **options)
+        ensemble = options.pop("ensemble", None) or []
+        own = {name: options.pop(name) for name in OWN_FIELDS if name in options}
+        settings, model_inputs = self._settings(generation_config, own, options)
+        self._check_ensemble(ensemble, model_inputs)
+        mode = settings.get_generation_mode(options.get("assistant_model"))
+
+        limits = None
+        if settings.max_extra_tokens is not None and settings.max_length is None and settings.max_new_tokens is None:
+            limits, most = self._length_limits(inputs, model_inputs, settings, mode)
+            generation_config, options = _with_max_new_tokens(most, generation_config, options)
+        if "custom_generate" in options and own:
+            generation_config = _with_fields(generation_config, own)
+        call_library = partial(super().generate, inputs, generation_config, logits_processor, **options)
+        if options.get("custom_generate") is not None:
+            _refuse(ensemble)
+            return call_library(stopping_criteria=stopping_criteria)
+
+        search = Search(
+            is_fast=self._may_be_fast(mode, settings, logits_processor, stopping_criteria, model_inputs, ensemble),
+            length_penalty_form=settings.length_penalty_form,
+            limits=limits,
+            ensemble=ensemble,
+            synced_gpus=options.get("synced_gpus"),
+        )
+        is_gnmt = settings.length_penalty_form == "gnmt" and (
+            mode == GenerationMode.BEAM_SAMPLE
+            or (mode == GenerationMode.BEAM_SEARCH and options.get("streamer") is None)  # which the library refuses
+        )
+        if search.is_fast or is_gnmt:
+            outputs = call_library(
+                custom_generate=partial(VaswaniGenerationMixin._decode, search=search),
+                **_with_stop_strings(stopping_criteria, settings, options.get("tokenizer")),
+                **_copied_encoder_outputs(options),
+            )
+            if outputs is not None:
+                return outputs
+        _refuse(ensemble)
+        if limits is not None:
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), SourceLengthLimit(limits)])
+        return call_library(stopping_criteria=stopping_criteria)
+
+    def _settings(self, generation_config, own: dict, options: dict) -> tuple[GenerationConfig, dict]:
+        """The configuration that `generate()` will use, with this model's own fields, and the inputs of the model.
+
+        What the call says comes before its `generation_config`, and that before the model's.
+        """
+        settings = copy.deepcopy(generation_config) or GenerationConfig()
+        settings.update(**self.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+        model_inputs = settings.update(**options)
+        for name, default in OWN_FIELDS.items():
+            setattr(settings, name, own.get(name, vars(settings).get(name, default)))
+        if settings.length_penalty_form not in LENGTH_PENALTY_FORMS:
             raise ValueError(
                 f"length_penalty_form must be one of {', '.join(LENGTH_PENALTY_FORMS)}, "
-                f"got {generation_config.length_penalty_form!r}."
+                f"got {settings.length_penalty_form!r}."
             )
-        if generation_config.max_extra_tokens is not None and generation_config.max_extra_tokens < 0:
-            raise ValueError(f"max_extra_tokens must not be negative, got {generation_config.max_extra_tokens}.")
-        if model_kwargs.get("past_key_values") is not None:
-            generation_config.fast_decoding = False
-        self._check_ensemble(model_kwargs)
-        return generation_config, model_kwargs
+        if settings.max_extra_tokens is not None and settings.max_extra_tokens < 0:
+            raise ValueError(f"max_extra_tokens must not be negative, got {settings.max_extra_tokens}.")
+        return settings, {name: value for name, value in model_inputs.items() if value is not None}
 
-    def _check_ensemble(self, model_kwargs: dict) -> None:
-        ensemble = model_kwargs.get("ensemble") or ()
+    def _check_ensemble(self, ensemble: list[nn.Module], model_inputs: dict) -> None:
         for model in ensemble:
             if not isinstance(model, VaswaniGenerationMixin):
                 raise TypeError(f"ensemble: expected Vaswani models, got {type(model).__name__}.")
             if model.config.vocab_size != self.config.vocab_size:
                 found, expected = model.config.vocab_size, self.config.vocab_size
                 raise ValueError(f"ensemble: a model has a vocabulary of {found}, this one {expected}.")
-        if ensemble and {"encoder_outputs", "inputs_embeds"} & model_kwargs.keys():
+        if ensemble and {"encoder_outputs", "inputs_embeds"} & model_inputs.keys():
             raise ValueError("ensemble: every model reads input_ids, but encoder_outputs or inputs_embeds were given.")
 
-    def _validate_model_kwargs(self, model_kwargs: dict) -> None:
-        super()._validate_model_kwargs({name: value for name, value in model_kwargs.items() if name != "ensemble"})
+    def _length_limits(self, inputs, model_inputs: dict, settings, mode) -> tuple[torch.Tensor, int]:
+        """Greatest number of tokens of each sentence by `max_extra_tokens`, without the start token, `(sentences,)`,
+        and the `max_new_tokens` of the batch."""
+        batch, width = _source_shape(inputs, model_inputs)
+        mask, prompt = model_inputs.get("attention_mask"), model_inputs.get("decoder_input_ids")
+        source = torch.full((batch,), width, device=self.device) if mask is None else mask.sum(-1)
+        limits, most = source + settings.max_extra_tokens, width + settings.max_extra_tokens
 
-    def _prepare_text_encoder_decoder_kwargs_for_generation(
-        self, inputs_tensor, model_kwargs, model_input_name, generation_config
-    ):
-        ensemble = model_kwargs.pop("ensemble", None)
-        model_kwargs = super()._prepare_text_encoder_decoder_kwargs_for_generation(
-            inputs_tensor, model_kwargs, model_input_name, generation_config
-        )
-        if ensemble:
-            mask = model_kwargs.get("attention_mask")
-            model_kwargs["ensemble"] = {
-                model: model.get_encoder()(inputs_tensor, attention_mask=mask)[0] for model in ensemble
-            }
-        return model_kwargs
-
-    def _prepare_generated_length(
-        self, generation_config, has_default_max_length, input_ids_length, inputs_tensor, **kwargs
-    ):
-        extra = generation_config.max_extra_tokens
-        if not has_default_max_length or generation_config.max_new_tokens is not None:
-            generation_config.max_extra_tokens = extra = None
-        if extra is not None:
-            generation_config.max_new_tokens = inputs_tensor.shape[1] + extra
-            if self.config.position_embedding == "learned":
-                room = self.config.max_position_embeddings - input_ids_length
-                generation_config.max_new_tokens = min(generation_config.max_new_tokens, room)
-        return super()._prepare_generated_length(
-            generation_config=generation_config,
-            has_default_max_length=has_default_max_length,
-            input_ids_length=input_ids_length,
-            inputs_tensor=inputs_tensor,
-            **kwargs,
-        )
-
-    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        limits = _length_limits(input_ids, generation_config, kwargs)
-        if not generation_config.return_dict_in_generate and self._is_fast(
-            input_ids, logits_processor, stopping_criteria, generation_config, kwargs
-        ):
-            decoder = self._decoder(kwargs)
-            eos, pad = generation_config._eos_token_tensor, int(generation_config._pad_token_tensor)
-            return greedy_search(decoder, input_ids, limits, eos, logits_processor, pad)
-        _refuse_ensemble(kwargs)
-        stopping_criteria.append(SourceLengthLimit(limits))
-        return super()._sample(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
-
-    def _assisted_decoding(
-        self, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor=None, **kwargs
-    ):
-        # `generate()` passes `inputs_tensor` on only where it is a parameter of its own.
-        _refuse_ensemble(kwargs)
-        limits = _length_limits(input_ids, generation_config, kwargs)
-        stopping_criteria.append(SourceLengthLimit(limits))
-        # Several tokens may be accepted at once; only `max_length` keeps them from going past the limit.
-        generation_config = copy.copy(generation_config)
-        generation_config.max_length = 1 + max(limits.max().item(), input_ids.shape[1])
-        return super()._assisted_decoding(
-            input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor=inputs_tensor, **kwargs
-        )
-
-    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        limits = _length_limits(input_ids, generation_config, kwargs)
-        if self._is_fast(input_ids, logits_processor, stopping_criteria, generation_config, kwargs):
-            return self._fast_beam_search(input_ids, logits_processor, generation_config, limits, kwargs)
-        _refuse_ensemble(kwargs)
-        stopping_criteria.append(SourceLengthLimit(limits))
-        if generation_config.length_penalty_form == "gnmt":
-            generation_config = copy.copy(generation_config)
-            generation_config.length_penalty = GnmtPenalty(
-                generation_config.length_penalty,
-                limits[:: generation_config.num_beams],
-                generation_config.num_return_sequences,
+        prompt_length = 1
+        if prompt is not None:
+            start = (
+                settings.bos_token_id if settings.decoder_start_token_id is None else settings.decoder_start_token_id
             )
-        return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+            has_start = (prompt[:, 0] == torch.as_tensor(start, device=prompt.device)).any().item()
+            prompt_length = prompt.shape[1] + (not has_start)  # generate() puts the start token in front
+        if self.config.position_embedding == "learned":
+            places = self.config.max_position_embeddings
+            limits, most = limits.clamp(max=places - 1), min(most, places - prompt_length)
+        if mode == GenerationMode.ASSISTED_GENERATION:
+            # Several tokens may be accepted at once; only this keeps them from going past the limit.
+            most = max(int(limits.max()) + 1 - prompt_length, 1)
+        return limits, most
 
-    def _is_fast(self, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs) -> bool:
-        """Whether all that is asked for is what `decoding_vaswani.py` does."""
-        config = generation_config
-        mask = model_kwargs.get("attention_mask")
-        given = {name for name, value in model_kwargs.items() if value is not None and value is not False}
+    def _may_be_fast(self, mode, settings, logits_processor, stopping_criteria, model_inputs, ensemble) -> bool:
+        """Whether the fast loops know all that is asked for, as far as can be told before `generate()` prepares it."""
+        mask = model_inputs.get("attention_mask")
+        asked = {name for name, value in model_inputs.items() if value is not False}
         return (
-            config.fast_decoding
-            and not (config.do_sample or config.output_scores or config.output_logits)
-            and not (config.output_attentions or config.output_hidden_states or config.cache_implementation)
-            and config.use_cache
-            and config._eos_token_tensor is not None
-            and config._pad_token_tensor is not None
-            and given <= ORDINARY_INPUTS
+            settings.fast_decoding
+            and (mode == GenerationMode.BEAM_SEARCH or mode == GenerationMode.GREEDY_SEARCH)
+            and not (mode == GenerationMode.GREEDY_SEARCH and settings.return_dict_in_generate)
+            and not (settings.output_scores or settings.output_logits or settings.output_attentions)
+            and not (settings.output_hidden_states or settings.cache_implementation)
+            and settings.use_cache is not False
+            and settings.eos_token_id is not None
+            and asked <= ORDINARY_INPUTS
             and (mask is None or (mask.dim() == 2 and bool(mask.any(-1).all())))
-            and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor)
-            and all(_is_known_criterion(criterion, config) for criterion in stopping_criteria)
-            and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(input_ids.device.type))
-            and all(_is_plain(model) for model in (self, *model_kwargs.get("ensemble", {})))
+            and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor or ())
+            and all(type(criterion) in KNOWN_CRITERIA for criterion in stopping_criteria or ())
+            and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(self.device.type))
+            and all(_is_plain(model) for model in (self, *ensemble))
         )
 
-    def _decoder(self, model_kwargs: dict, beams: int = 1) -> StepDecoder | EnsembleDecoder:
-        """The decoder of a batch, whose every sentence `generate()` has repeated for each of its beams."""
-        mask = model_kwargs.get("attention_mask")
-        mask = None if mask is None else mask[::beams]
-        states = [(self, model_kwargs["encoder_outputs"][0][::beams]), *model_kwargs.get("ensemble", {}).items()]
-        decoders = [StepDecoder(model, own, mask, FIXED.get(model, (0, None))[1]) for model, own in states]
-        return EnsembleDecoder(decoders) if "ensemble" in model_kwargs else decoders[0]
+    def _decode(
+        self,
+        input_ids: torch.LongTensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        inputs_tensor: torch.Tensor,
+        search: Search,
+        **model_kwargs,
+    ):
+        """Decoding loop for `generate()`, which calls it with all that it has prepared.
 
-    def _fast_beam_search(self, input_ids, logits_processor, generation_config, limits, model_kwargs):
-        beams, alpha = generation_config.num_beams, generation_config.length_penalty
-        # The library's choice: an id of 0 is taken for none.
-        fill = int(generation_config._pad_token_tensor or generation_config._eos_token_tensor[0])
+        Args:
+            input_ids (`torch.LongTensor` of shape `(sentences * beams, prompt)`): Start token and forced prefix.
+            inputs_tensor (`torch.Tensor` of shape `(sentences, source)`): Source tokens.
+            search (`Search`): Decisions made before the preparations.
 
-        def penalty(limits: torch.Tensor):
-            if generation_config.length_penalty_form == "gnmt":
-                return GnmtPenalty(alpha, limits, generation_config.num_return_sequences)
-            return alpha
+        Returns:
+            Sequences or an output as `generate()` returns them; `None` where only the library's loop will do.
+        """
+        beams = generation_config.num_beams
+        prompt = input_ids[::beams]
+        limits = torch.full((len(prompt),), generation_config.max_length - 1, device=prompt.device)
+        if search.limits is not None:
+            limits = torch.minimum(limits, search.limits.to(prompt.device))
+        is_fast = (
+            search.is_fast
+            and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor)
+            and all(_is_known(criterion, generation_config) for criterion in stopping_criteria)
+        )
+        if not is_fast:
+            _refuse(search.ensemble)
+            if search.length_penalty_form != "gnmt" or beams == 1:
+                return None
+            loop = (logits_processor, stopping_criteria, generation_config, search, model_kwargs)
+            return self._beam_search_by_the_model(prompt, limits, *loop)
 
-        search = BeamSearch(self, generation_config, logits_processor, fill)
-        decoder = self._decoder(model_kwargs, beams)
-        sequences, scores, beam_indices = search(decoder, input_ids[::beams], limits[::beams], penalty)
+        decoder = self._step_decoder(search.ensemble, inputs_tensor, model_kwargs, beams)
+        if beams == 1:
+            eos, pad = end_tokens(generation_config).to(prompt.device), generation_config.pad_token_id
+            return greedy_search(decoder, prompt, limits, eos, logits_processor, int(eos[0] if pad is None else pad))
+        beam_search = BeamSearch(generation_config, search.length_penalty_form, logits_processor)
+        sequences, scores, beam_indices = beam_search(decoder, prompt, limits)
         if not generation_config.return_dict_in_generate:
             return sequences
         return GenerateBeamEncoderDecoderOutput(
             sequences=sequences, sequences_scores=scores, beam_indices=beam_indices
         )
 
-    def _update_finished_beams(self, *, topk_log_probs, cur_len, decoder_prompt_len, length_penalty, **kwargs):
-        if isinstance(length_penalty, GnmtPenalty):
-            length = cur_len + 1 - decoder_prompt_len
-            topk_log_probs = topk_log_probs / gnmt_length_penalty(length, float(length_penalty))
-            length_penalty = 0.0  # divided already
-        return super()._update_finished_beams(
-            topk_log_probs=topk_log_probs,
-            cur_len=cur_len,
-            decoder_prompt_len=decoder_prompt_len,
-            length_penalty=length_penalty,
-            **kwargs,
+    def _step_decoder(self, ensemble, inputs_tensor, model_kwargs: dict, beams: int) -> StepDecoder | EnsembleDecoder:
+        """Decoder of a batch, every sentence of which `generate()` has repeated for each of its beams."""
+        mask = model_kwargs.get("attention_mask")
+        mask = None if mask is None else mask[::beams]
+        states = [(self, model_kwargs["encoder_outputs"][0][::beams])]
+        states += [(model, model.get_encoder()(inputs_tensor, attention_mask=mask)[0]) for model in ensemble]
+        decoders = [StepDecoder(model, own, mask, PACKED.get(model, (0, None))[1]) for model, own in states]
+        return EnsembleDecoder(decoders) if ensemble else decoders[0]
+
+    def _beam_search_by_the_model(
+        self, prompt, limits, logits_processor, stopping_criteria, generation_config, search: Search, model_kwargs
+    ):
+        """Beam search with GNMT's penalty where the fast decoder does not know all that is asked for."""
+        config, recorder = generation_config, ScoreRecorder()
+        asked = {
+            "logits": config.output_logits,
+            "decoder_attentions": config.output_attentions,
+            "cross_attentions": config.output_attentions,
+            "decoder_hidden_states": config.output_hidden_states,
+        }
+        records = [name for name, is_asked in asked.items() if is_asked and config.return_dict_in_generate]
+        keeps_scores = bool(config.output_scores and config.return_dict_in_generate)
+        if keeps_scores:
+            logits_processor = LogitsProcessorList([*logits_processor, recorder])
+
+        def ends(tokens: torch.Tensor) -> torch.Tensor:
+            return stopping_criteria(tokens, tuple(recorder.steps) if keeps_scores else None)
+
+        synced = is_deepspeed_zero3_enabled() if search.synced_gpus is None else search.synced_gpus
+        decoder = ModelDecoder(self, model_kwargs, records, synced)
+        beam_search = BeamSearch(config, search.length_penalty_form, logits_processor, ends)
+        sequences, scores, beam_indices = beam_search(decoder, prompt, limits)
+        decoder.finish()
+        if not config.return_dict_in_generate:
+            return sequences
+        return GenerateBeamEncoderDecoderOutput(
+            sequences=sequences,
+            sequences_scores=scores if config.output_scores else None,
+            scores=tuple(recorder.steps) if keeps_scores else None,
+            beam_indices=beam_indices,
+            encoder_attentions=model_kwargs["encoder_outputs"].get("attentions") if config.output_attentions else None,
+            encoder_hidden_states=(
+                model_kwargs["encoder_outputs"].get("hidden_states") if config.output_hidden_states else None
+            ),
+            past_key_values=model_kwargs.get("past_key_values"),
+            **{name: tuple(steps) for name, steps in decoder.records.items()},
         )
 
-    def _check_early_stop_heuristic(
-        self,
-        is_early_stop_heuristic_unsatisfied,
-        running_beam_scores,
-        beam_scores,
-        cur_len,
-        decoder_prompt_len,
-        length_penalty,
-        **kwargs,
-    ):
-        if not isinstance(length_penalty, GnmtPenalty):
-            return super()._check_early_stop_heuristic(
-                is_early_stop_heuristic_unsatisfied,
-                running_beam_scores,
-                beam_scores,
-                cur_len=cur_len,
-                decoder_prompt_len=decoder_prompt_len,
-                length_penalty=length_penalty,
-                **kwargs,
-            )
-        # Log probabilities only fall, so an unfinished hypothesis scores best if it adds nothing more to its own and
-        # ends where the penalty is greatest: as late as it may, or for a negative α as soon as it can.
-        alpha = float(length_penalty)
-        soonest = torch.full_like(length_penalty.limits, cur_len + 1 - decoder_prompt_len)
-        latest = torch.maximum(length_penalty.limits + 1 - decoder_prompt_len, soonest)
-        ending = latest if alpha >= 0 else soonest
-        best_possible = running_beam_scores[:, 0] / gnmt_length_penalty(ending, alpha)
-        worst_wanted = beam_scores[:, length_penalty.wanted - 1]  # sorted; very low until so many have finished
-        return is_early_stop_heuristic_unsatisfied & (best_possible > worst_wanted)[:, None]
+
+def _with_fields(generation_config: GenerationConfig | None, values: dict) -> GenerationConfig:
+    """A copy with other fields."""
+    generation_config = copy.copy(generation_config) or GenerationConfig()
+    vars(generation_config).update(values)
+    return generation_config
 
 
-def _refuse_ensemble(model_kwargs: dict) -> None:
-    if "ensemble" in model_kwargs:
+def _with_max_new_tokens(most: int, generation_config, options: dict) -> tuple[GenerationConfig | None, dict]:
+    """`generate()` warns of generation options beside a configuration, so they go where the caller's are."""
+    if generation_config is None:
+        return None, {**options, "max_new_tokens": most}
+    options = {name: value for name, value in options.items() if name != "max_new_tokens"}
+    return _with_fields(generation_config, {"max_new_tokens": most}), options
+
+
+def _with_stop_strings(stopping_criteria, settings: GenerationConfig, tokenizer) -> dict:
+    """Arguments for `generate()`, which does not hand the tokenizer of `stop_strings` on to a loop."""
+    if settings.stop_strings is None or tokenizer is None:
+        return {"stopping_criteria": stopping_criteria}
+    strings = StopStringCriteria(tokenizer, settings.stop_strings)
+    return {"stopping_criteria": StoppingCriteriaList([*(stopping_criteria or ()), strings]), "stop_strings": None}
+
+
+def _copied_encoder_outputs(options: dict) -> dict:
+    """The caller's encoder outputs, which `generate()` repeats in place for every beam."""
+    states = options.get("encoder_outputs")
+    return {} if states is None else {"encoder_outputs": copy.copy(states)}
+
+
+def _source_shape(inputs: torch.Tensor | None, model_inputs: dict) -> tuple[int, int]:
+    """Sentences of a batch, and the length of its source."""
+    sources = [inputs, model_inputs.get("input_ids"), model_inputs.get("inputs_embeds")]
+    if "encoder_outputs" in model_inputs:
+        sources.append(model_inputs["encoder_outputs"][0])
+    for source in sources:
+        if source is not None:
+            return source.shape[0], source.shape[1]
+    return 1, 1  # generate() starts from one token
+
+
+def _refuse(ensemble: list[nn.Module]) -> None:
+    if ensemble:
         raise ValueError(
             "An ensemble decodes by greedy or beam search, without sampling, streamers, outputs of every step, other "
             "caches, custom processors, or changes to its models."
         )
 
 
-def _is_known_criterion(criterion: StoppingCriteria, config: GenerationConfig) -> bool:
-    """Whether a criterion says what the configuration says too; one's own may say something else."""
+def _is_known(criterion: StoppingCriteria, config: GenerationConfig) -> bool:
+    """Whether a criterion says what the configuration says too; a caller's own may say something else."""
     if type(criterion) is MaxLengthCriteria:
         return criterion.max_length == config.max_length
     if type(criterion) is EosTokenCriteria:
-        return set(criterion.eos_token_id.tolist()) == set(config._eos_token_tensor.tolist())
+        return set(criterion.eos_token_id.tolist()) == set(end_tokens(config).tolist())
     return False
 
 
@@ -351,9 +441,8 @@ def _is_plain(model: nn.Module) -> bool:
         return False
     if attention == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
         return False
-    for name in ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation"):
-        if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
-            return False
+    if any(callable(getattr(type(model), name, None)) for name in vars(model)):  # an instance's own method
+        return False
     own = __name__.removesuffix("generation_vaswani")
     for module in (model, model.model, model.lm_head, *model.model.decoder.modules()):
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
@@ -367,16 +456,4 @@ def _is_plain(model: nn.Module) -> bool:
     return True
 
 
-def _length_limits(
-    input_ids: torch.LongTensor, generation_config: GenerationConfig, model_kwargs: dict
-) -> torch.Tensor:
-    """Greatest number of tokens of each row of `input_ids`, without the start token; `(rows,)`."""
-    longest = torch.full((len(input_ids),), generation_config.max_length - 1, device=input_ids.device)
-    if generation_config.max_extra_tokens is None:
-        return longest
-    mask, states = model_kwargs.get("attention_mask"), model_kwargs["encoder_outputs"][0]
-    source = torch.full_like(longest, states.shape[1]) if mask is None else mask.sum(-1)
-    return torch.minimum(longest, source + generation_config.max_extra_tokens)
-
-
-__all__ = ["VaswaniGenerationMixin", "gnmt_length_penalty"]
+__all__ = ["VaswaniGenerationMixin"]

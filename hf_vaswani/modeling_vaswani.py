@@ -30,31 +30,19 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checkpoint_vaswani import VaswaniCheckpointMixin
+from .checksums_vaswani import VaswaniChecksumsMixin
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import VaswaniGenerationMixin
-from .int8_vaswani import Int8Linear
+from .kernels_vaswani import (
+    dropout,
+    fastest_attention,
+    is_plain_product,
+    projected_cross_entropy,
+    quantize_linear_layers,
+)
 
 
-SHORT = 32  # tokens of a sentence, up to which plain matrix products are the fastest attention in training on a CPU
 IGNORED_LABEL = -100  # of a position that has no target, as everywhere in PyTorch
-
-
-def dropout(hidden_states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
-    """Dropout (section 5.4), as `torch.nn.functional.dropout`, but several times faster on a CPU.
-
-    There, PyTorch draws one random number for each element, in one thread. Here a 64-bit number decides over four
-    elements, 16 bits each, which rounds `p` to a multiple of 2⁻¹⁶.
-    """
-    if not training or p == 0:
-        return hidden_states
-    if hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(hidden_states, p=p, training=True)
-    count = hidden_states.numel()
-    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    dropped = min(round(p * 2**16), 2**16 - 1)  # of the 2¹⁶ values
-    kept = words.view(torch.int16)[:count].view(hidden_states.shape) >= dropped - 2**15
-    return hidden_states * kept.to(hidden_states.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 def sinusoids(positions: torch.Tensor, d_model: int) -> torch.Tensor:
@@ -142,25 +130,6 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
-def short_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Unpack[TransformersKwargs],
-) -> tuple[torch.Tensor, None]:
-    """What `sdpa` computes, from the masks that it takes: booleans (true on keys that count), numbers to add, or none
-    where all keys count, or all earlier ones."""
-    queries, keys = query.shape[2], key.shape[2]
-    if attention_mask is None and module.is_causal and queries > 1:
-        attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        attention_mask = (~attention_mask).to(query.dtype) * torch.finfo(query.dtype).min
-    outputs, _ = eager_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    return outputs, None
-
-
 class VaswaniAttention(nn.Module):
     """Multi-head attention (section 3.2.2), with `d_k` and `d_v` free as in Table 3, row B.
 
@@ -212,18 +181,9 @@ class VaswaniAttention(nn.Module):
         if is_flash_attention_requested(self.config) and attention_mask is not None and attention_mask.dim() == 4:
             name = "sdpa"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-        device, dtype = query.device.type, query.dtype
-        in_training = name == "sdpa" and device == "cpu" and torch.is_grad_enabled()
-        if in_training and query.shape[2] * key.shape[2] <= SHORT**2 and not torch.compiler.is_compiling():
-            attention = short_attention_forward  # for which torch's own takes up to twice the time
-        if not (in_training and dtype == torch.bfloat16):
-            return attention(self, query, key, value, attention_mask, **kwargs)
-        # On a CPU, the gradients of torch's own take eight times as long in bfloat16 as in float32.
-        if attention_mask is not None and attention_mask.is_floating_point():
-            attention_mask = attention_mask.float()
-        with torch.autocast(device, enabled=False):
-            outputs, weights = attention(self, query.float(), key.float(), value.float(), attention_mask, **kwargs)
-        return outputs.to(dtype), weights
+        if name == "sdpa":
+            attention = fastest_attention(attention, eager_attention_forward, query, key)
+        return attention(self, query, key, value, attention_mask, **kwargs)
 
     @staticmethod
     def _split_heads(states: torch.Tensor, width: int) -> torch.Tensor:
@@ -331,7 +291,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         return self.feed_forward_residual(hidden_states, self.feed_forward(hidden_states))
 
 
-class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
+class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
     """Loading, saving and initialisation, shared by all classes of the model.
 
     Initial values (the paper is silent; these are the released code's):
@@ -372,10 +332,7 @@ class VaswaniPreTrainedModel(VaswaniCheckpointMixin, PreTrainedModel):
         """Replaces every linear layer by one of 8-bit integers, in place, for faster inference on a CPU. The rest of
         the model becomes float32; it can then neither be trained nor saved."""
         self.float().eval().requires_grad_(False)
-        for module in list(self.modules()):
-            for name, child in list(module.named_children()):
-                if type(child) is nn.Linear:
-                    setattr(module, name, Int8Linear(child.weight, child.bias))
+        quantize_linear_layers(self)
         self.config.tie_word_embeddings = False  # the projection has numbers of its own now
         self.all_tied_weights_keys = self.get_expanded_tied_weights_keys(all_submodels=True)
         return self
@@ -621,69 +578,6 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
 
 
-class SmoothedCrossEntropy(torch.autograd.Function):
-    """Output projection and label-smoothed loss (section 5.4) in one, a slice of positions at a time.
-
-    With `z = W h` the logits of a position, `lse` their log-sum-exp, `y` its label and smoothing by `ε` over the
-    whole vocabulary of `V` tokens, the loss is `(lse - z_y) + ε (z_y - mean z)`, and its gradients are
-
-    - in `h`: `Wᵀ softmax(z) - (1 - ε) W_y - ε mean W`,
-    - in `W`: `softmax(z) hᵀ`, less `(1 - ε) h` in row `y` and `ε / V h` in every row, summed over positions.
-
-    Only `softmax` needs the logits, and only once, so the full `(positions, V)` matrix never exists.
-    """
-
-    SLICE = 512  # positions: large enough for full-speed matrix products, small enough for the cache
-
-    @staticmethod
-    def forward(ctx, hidden_states, weight, labels, epsilon):
-        """`hidden_states` `(positions, d_model)`, `weight` `(V, d_model)`, `labels` `(positions,)`, none ignored.
-        Returns the sum of the losses, float32."""
-        needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        device = hidden_states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
-        mean_weight = weight.float().mean(0)
-        grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32) if needs_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
-        loss = hidden_states.new_zeros((), dtype=torch.float32)
-        # The same memory for every slice: fresh pages would cost as much as a matrix product.
-        products = hidden_states.new_empty(SmoothedCrossEntropy.SLICE, len(weight))
-        floats = products if dtype == torch.float32 else torch.empty_like(products, dtype=torch.float32)
-        for start in range(0, len(hidden_states), SmoothedCrossEntropy.SLICE):
-            rows = slice(start, start + SmoothedCrossEntropy.SLICE)
-            hidden, label = hidden_states[rows], labels[rows]
-            product, logits = products[: len(hidden)], floats[: len(hidden)]
-            torch.mm(hidden, weight.t(), out=product)
-            if logits is not product:
-                logits.copy_(product)
-            gold = logits.gather(-1, label[:, None])[:, 0]
-            highest = logits.amax(-1, keepdim=True)
-            exponentials = logits.sub_(highest).exp_()
-            total = exponentials.sum(-1, keepdim=True)
-            lse = (highest + total.log())[:, 0]
-            loss += (lse - gold + epsilon * (gold - hidden.float() @ mean_weight)).sum()
-            if needs_grad:
-                product.copy_(exponentials)  # softmax times `total`, which is cheaper to divide out afterwards
-                grad_hidden[rows] = (product @ weight).float() / total
-                if dtype == grad_weight.dtype:
-                    grad_weight.addmm_(product.t(), hidden / total)
-                else:
-                    grad_weight += product.t() @ (hidden / total).to(dtype)
-        if needs_grad:
-            grad_hidden -= (1 - epsilon) * weight[labels] + epsilon * mean_weight
-            grad_weight -= epsilon / len(weight) * hidden_states.float().sum(0)
-            grad_weight.index_add_(0, labels, hidden_states.float(), alpha=epsilon - 1)
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        return loss
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_loss):
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None
-
-
 class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationMixin, GenerationMixin):
     """The whole Transformer: [`VaswaniModel`] and the projection to the vocabulary, tied to the embedding
     (section 3.4)."""
@@ -696,13 +590,6 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         self.model = VaswaniModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
-
-    def save_pretrained(self, *args, **kwargs):
-        # Of a generation configuration with this mark, transformers loads no field that is not its own:
-        # length_penalty_form and max_extra_tokens would be lost.
-        if self.generation_config is not None:
-            self.generation_config._from_model_config = False
-        super().save_pretrained(*args, **kwargs)
 
     @can_return_tuple
     def forward(
@@ -761,7 +648,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
-        skip_logits = skip_logits and self._projection_is_its_weight()
+        skip_logits = skip_logits and is_plain_product(self.lm_head)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = None if skip_logits else self.lm_head(hidden_states[:, kept])
         loss = None
@@ -779,23 +666,11 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
             encoder_attentions=outputs.encoder_attentions,
         )
 
-    def _projection_is_its_weight(self) -> bool:
-        """Whether the logits are a product with a matrix that is at hand: not if the projection is adapted,
-        quantised, offloaded, or split over devices."""
-        return (
-            type(self.lm_head) is nn.Linear
-            and type(self.lm_head.weight) in (nn.Parameter, torch.Tensor)
-            and "forward" not in vars(self.lm_head)  # what offloads or splits a module replaces its forward
-        )
-
     def _loss(self, hidden_states, logits, labels, num_items_in_batch) -> torch.Tensor:
         """Cross-entropy per label, smoothed in training mode (section 5.4)."""
         epsilon = self.config.label_smoothing if self.training else 0.0
         if logits is None:
-            kept, weight = labels != IGNORED_LABEL, self.lm_head.weight
-            if not torch.is_grad_enabled():
-                hidden_states, weight = hidden_states.detach(), weight.detach()  # or gradients would be computed
-            total = SmoothedCrossEntropy.apply(hidden_states[kept], weight, labels[kept], epsilon)
+            total = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, epsilon, IGNORED_LABEL)
         else:
             total = F.cross_entropy(
                 logits.flatten(0, 1).float(),

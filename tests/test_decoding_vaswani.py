@@ -196,7 +196,7 @@ def test_weights_that_could_not_be_laid_out_are_not_remembered(monkeypatch):
         model.fixed_weights().__enter__()
     with model.fixed_weights():
         pass
-    assert model not in generation.FIXED
+    assert model not in generation.PACKED
     assert model.generate(**options).tolist() == model.generate(**options, fast_decoding=False).tolist()
 
 

@@ -6,7 +6,7 @@ import torch
 from conftest import tiny_model
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from hf_vaswani.generation_vaswani import gnmt_length_penalty
+from hf_vaswani.decoding_vaswani import gnmt_length_penalty
 
 
 PAD, BOS, EOS = 0, 1, 2

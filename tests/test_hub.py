@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import _http
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from test_checkpoint_vaswani import flip_a_bit
+from test_checksums_vaswani import flip_a_bit
 from test_trainer import make_trainer
 from torch.utils.tensorboard import SummaryWriter
 from transformers import (
@@ -759,7 +759,7 @@ def test_publishing_to_a_branch_leaves_main_alone(hub, checkpoint):
     ("broken", "message"),
     [
         (lambda folder: (folder / "modeling_vaswani.py").unlink(), "has no modeling_vaswani.py"),
-        (lambda folder: (folder / "int8_vaswani.py").unlink(), "has no int8_vaswani.py"),
+        (lambda folder: (folder / "kernels_vaswani.py").unlink(), "has no kernels_vaswani.py"),
         (lambda folder: (folder / "generation_config.json").unlink(), "has no generation_config.json"),
         (remove_a_tensor, "the weights do not fit the model"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),

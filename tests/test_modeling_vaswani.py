@@ -2,14 +2,14 @@ import math
 
 import pytest
 import torch
-from conftest import tiny_config, tiny_model
+from conftest import tiny_model
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, DynamicCache, MarianConfig, MarianModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel, modeling_vaswani
-from hf_vaswani.modeling_vaswani import SHORT, SmoothedCrossEntropy, dropout, eager_attention_forward, sinusoids
+from hf_vaswani.modeling_vaswani import eager_attention_forward, sinusoids
 
 
 PAD, BOS, EOS = 0, 1, 2
@@ -202,76 +202,6 @@ def test_logits_equal_marian_under_a_permutation_of_features():
     expected = hidden @ marian.shared.weight.t()
     logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.fixture
-def sdpa_types(monkeypatch) -> list[set[torch.dtype]]:
-    """The types that torch's own attention is called with."""
-    seen, real = [], F.scaled_dot_product_attention
-
-    def spy(query, key, value, *args, **kwargs):
-        seen.append({query.dtype, key.dtype, value.dtype})
-        return real(query, key, value, *args, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    return seen
-
-
-def training_batch(source: int, target: int) -> dict[str, torch.Tensor]:
-    """Two pairs, of which the second has padding on both sides."""
-    inputs, mask = batch_of([source, source - 2])
-    labels = random_tokens(2, target)
-    labels[1, -1] = -100
-    return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
-
-
-def test_gradients_through_attention_on_a_cpu_are_computed_in_32_bits(sdpa_types):
-    """In bfloat16 torch takes many times as long for them."""
-    model, batch = tiny_model().train(), training_batch(SHORT + 1, SHORT + 1)
-    loss = model(**batch).loss
-    with torch.autocast("cpu", torch.bfloat16):
-        half = model(**batch).loss
-    half.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    torch.testing.assert_close(half, loss, rtol=2e-2, atol=0)
-    assert sdpa_types == [{torch.float32}] * 12  # two passes through two layers of three
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        model(**batch)
-    assert sdpa_types[-1] == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("masked", [True, False])
-def test_attention_of_short_sentences_teaches_what_torchs_own_does(masked, dtype, sdpa_types, monkeypatch):
-    batch = training_batch(7, 9)
-    if not masked:
-        batch = {"input_ids": batch["input_ids"][:1], "labels": batch["labels"][:1]}
-    gradients, losses = [], []
-    for short in (SHORT, 0):
-        monkeypatch.setattr(modeling_vaswani, "SHORT", short)
-        model = tiny_model().train()
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            losses.append(model(**batch).loss)
-        losses[-1].backward()
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-        assert len(sdpa_types) == (0 if short else 6)
-    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(losses[0], losses[1], rtol=tolerance, atol=0)
-    assert (gradients[0] - gradients[1]).norm() < tolerance * gradients[1].norm()
-
-
-def test_attention_of_short_sentences_takes_masks_to_add(sdpa_types, monkeypatch):
-    module = modeling_vaswani.VaswaniAttention(tiny_config(), 0, is_causal=True)
-    states, blocked = torch.randn(2, 5, 16), torch.rand(2, 1, 5, 5) < 0.3
-    blocked[..., 0] = False
-    added = torch.zeros(2, 1, 5, 5).masked_fill(blocked, -torch.inf)
-    module.config._attn_implementation = "sdpa"
-    booleans, floats = module(states, ~blocked)[0], module(states, added)[0]
-    assert not sdpa_types
-    monkeypatch.setattr(modeling_vaswani, "SHORT", 0)
-    expected = module(states, ~blocked)[0]
-    torch.testing.assert_close(booleans, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(floats, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
@@ -503,25 +433,6 @@ def test_encoder_outputs_can_be_given(model):
 # Dropout (section 5.4)
 
 
-def test_dropout_drops_its_share_and_keeps_the_mean():
-    ones = torch.ones(400, 1000)
-    for p in (0.1, 0.3, 0.5):
-        dropped = dropout(ones, p, training=True)
-        assert (dropped == 0).float().mean().item() == pytest.approx(p, abs=0.003)
-        assert dropped.mean().item() == pytest.approx(1.0, abs=0.005)
-        kept = dropped[dropped != 0]
-        torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - p)), atol=1e-4, rtol=0)
-    assert dropout(ones, 0.3, training=False) is ones
-    assert dropout(torch.ones(3, 5), 0.5, training=True).shape == (3, 5)  # not a multiple of four elements
-    assert torch.isfinite(dropout(ones, 0.9999999, training=True)).all()
-
-
-def test_dropout_neighbours_are_independent():
-    dropped = dropout(torch.ones(100_000, 4), 0.5, training=True) == 0
-    patterns = (dropped.long() * torch.tensor([1, 2, 4, 8])).sum(-1).bincount(minlength=16) / 100_000
-    torch.testing.assert_close(patterns, torch.full((16,), 1 / 16), atol=0.004, rtol=0)
-
-
 def test_dropout_is_where_the_paper_has_it(monkeypatch):
     """On every sub-layer's output, before the residual sum, and on both embedded inputs; nowhere else by default."""
     active = []
@@ -543,36 +454,6 @@ def test_dropout_is_where_the_paper_has_it(monkeypatch):
 
 
 # Loss (section 5.4)
-
-
-# One position with probabilities (0.7, 0.1, 0.1, 0.1): -ln 0.7 = 0.356675, -ln 0.1 = 2.302585.
-@pytest.mark.parametrize(
-    ("label", "epsilon", "loss"),
-    [
-        (0, 0.0, 0.356675),
-        (3, 0.0, 2.302585),
-        (0, 0.1, 0.925 * 0.356675 + 0.075 * 2.302585),  # the gold token has 0.9 + 0.1 / 4
-        (3, 0.1, 0.925 * 2.302585 + 0.025 * 0.356675 + 0.05 * 2.302585),
-        (0, 0.4, 0.7 * 0.356675 + 0.3 * 2.302585),
-    ],
-)
-def test_smoothed_loss_equals_the_hand_written_table(label, epsilon, loss):
-    logits = torch.tensor([[0.7, 0.1, 0.1, 0.1]]).log() + 5.0  # a shift of all logits changes nothing
-    total = SmoothedCrossEntropy.apply(logits, torch.eye(4), torch.tensor([label]), epsilon)
-    assert total.item() == pytest.approx(loss, abs=1e-5)
-
-
-def test_smoothed_loss_and_gradients_equal_torchs():
-    positions = SmoothedCrossEntropy.SLICE + 37  # more than one slice
-    hidden = torch.randn(positions, 8, requires_grad=True)
-    weight = torch.randn(50, 8, requires_grad=True)
-    labels = torch.randint(0, 50, (positions,))
-    expected = F.cross_entropy(hidden @ weight.t(), labels, label_smoothing=0.1, reduction="sum")
-    gradients = torch.autograd.grad(3 * expected, (hidden, weight))
-    total = SmoothedCrossEntropy.apply(hidden, weight, labels, 0.1)
-    torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-3)
-    for ours, theirs in zip(torch.autograd.grad(3 * total, (hidden, weight)), gradients):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def labelled_batch() -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.checkpoint_vaswani import checksum
+from hf_vaswani.checksums_vaswani import checksum
 
 from ..evaluation.metrics import build_metrics, measure
 from ..evaluation.perplexity import perplexities

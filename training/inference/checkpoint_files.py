@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.checkpoint_vaswani import weight_files
+from hf_vaswani.checksums_vaswani import weight_files
 from hf_vaswani.generation_vaswani import LENGTH_PENALTY_FORMS
 
 

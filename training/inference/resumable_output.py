@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from transformers.utils.hub import cached_file
 
-from hf_vaswani.checkpoint_vaswani import checksum
+from hf_vaswani.checksums_vaswani import checksum
 
 from ..files import compressed, write_whole, written_whole
 from .corpus import Line

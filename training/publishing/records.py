@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Required, TypedDict
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.checkpoint_vaswani import checksum
+from hf_vaswani.checksums_vaswani import checksum
 
 from ..data.pairs import load_pairs
 from ..evaluation.report import finite

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_vaswani import check_weights
-from hf_vaswani.checkpoint_vaswani import CHECKSUMS_NAME, checksum, read_checksums
+from hf_vaswani.checksums_vaswani import CHECKSUMS_NAME, checksum, read_checksums
 
 from ..json_records import read_record
 

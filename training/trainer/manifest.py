@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.checkpoint_vaswani import checksum, weight_files
+from hf_vaswani.checksums_vaswani import checksum, weight_files
 
 from ..data.encoding import FilteredStream, lengths, share_of_stream
 from ..hardware import hardware

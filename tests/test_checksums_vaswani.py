@@ -4,6 +4,8 @@ import shutil
 import pytest
 import torch
 from conftest import tiny_model
+from hub_client import connected
+from hub_server import Hub
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
@@ -67,6 +69,41 @@ def test_saving_again_renews_the_checksums(folder):
     loaded, report = AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
     assert not loaded.lm_head.weight.any()
     assert not report["missing_keys"] and not report["unexpected_keys"]
+
+
+def test_saving_to_the_hub_pushes_weights_and_checksums_in_one_commit(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("was here before")
+    model = tiny_model()
+    with Hub({"token": "alice"}) as hub, connected(hub, "token", tmp_path / "cache"):
+        model.save_pretrained(
+            tmp_path / "mine", push_to_hub=True, repo_id="alice/mine", commit_message="Mine", private=True
+        )
+        repository = hub.repositories["alice/mine"]
+        files = repository.at("main").files
+        assert {
+            "model.safetensors",
+            "checksums.json",
+            "config.json",
+            "README.md",
+            "modeling_vaswani.py",
+        } <= files.keys()
+        assert "notes.txt" not in files and repository.private
+        assert files["checksums.json"].content == (tmp_path / "mine" / "checksums.json").read_bytes()
+        loaded = AutoModelForSeq2SeqLM.from_pretrained("alice/mine")
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    assert hub.failures == []
+
+
+def test_saving_changes_nothing_of_the_models_own_generation_configuration(tmp_path):
+    model = tiny_model()
+    config = model.generation_config
+    model.save_pretrained(tmp_path)
+    config.max_extra_tokens = 7
+    assert model.generation_config is config
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "generation_config.json").read_text())["max_extra_tokens"] == 7
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generation_config.max_extra_tokens == 7
 
 
 def test_shards_replace_a_single_file(folder):

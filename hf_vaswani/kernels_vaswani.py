@@ -1,0 +1,289 @@
+"""The same results, faster on a CPU: dropout, attention of short sentences, the loss, packed and 8-bit products.
+
+Each function here computes what a line of plain PyTorch would. The model reads as well without them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+SHORT = 32  # tokens: up to this length of a sentence, plain matrix products train faster than fused attention on a CPU
+
+
+def dropout(hidden_states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
+    """Dropout (section 5.4), as `torch.nn.functional.dropout`, but several times faster on a CPU.
+
+    PyTorch draws one random number for each element there, in one thread. Here each 64-bit random number decides about
+    four elements, with 16 bits each; `p` is rounded to a multiple of 2⁻¹⁶.
+    """
+    if not training or p == 0:
+        return hidden_states
+    if hidden_states.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(hidden_states, p=p, training=True)
+    count = hidden_states.numel()
+    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    dropped = min(round(p * 2**16), 2**16 - 1)  # of the 2¹⁶ values
+    kept = words.view(torch.int16)[:count].view(hidden_states.shape) >= dropped - 2**15
+    return hidden_states * kept.to(hidden_states.dtype).mul_(2**16 / (2**16 - dropped))
+
+
+def fastest_attention(fused: Callable, plain: Callable, query: torch.Tensor, key: torch.Tensor) -> Callable:
+    """Choose the fastest way on a CPU to compute `fused`, the attention function of `sdpa`, with its gradients.
+
+    Short sentences take the matrix products of `plain`, which need half the time. In bfloat16, gradients take eight
+    times as long as in float32, so attention is computed in float32. Without gradients the choice is `fused`.
+
+    Args:
+        fused, plain (`Callable`): Attention functions in the form of `ALL_ATTENTION_FUNCTIONS`.
+        query (`torch.Tensor` of shape `(batch, h, queries, d_k)`), key (`(batch, h, keys, d_k)`): Projected heads.
+    """
+    if query.device.type != "cpu" or not torch.is_grad_enabled():
+        return fused
+    is_short = query.shape[2] * key.shape[2] <= SHORT**2 and not torch.compiler.is_compiling()
+    attention = partial(_plain_attention, plain) if is_short else fused
+    return partial(_float32_attention, attention) if query.dtype == torch.bfloat16 else attention
+
+
+def _plain_attention(plain: Callable, module: nn.Module, query, key, value, attention_mask, **kwargs):
+    """`plain` with the masks of `sdpa`: booleans, true on keys that count; numbers to add; or none, where all keys
+    count, or all earlier ones."""
+    queries, keys = query.shape[2], key.shape[2]
+    if attention_mask is None and module.is_causal and queries > 1:
+        attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        attention_mask = (~attention_mask).to(query.dtype) * torch.finfo(query.dtype).min
+    outputs, _ = plain(module, query, key, value, attention_mask, **kwargs)
+    return outputs, None
+
+
+def _float32_attention(attention: Callable, module: nn.Module, query, key, value, attention_mask, **kwargs):
+    if attention_mask is not None and attention_mask.is_floating_point():
+        attention_mask = attention_mask.float()
+    with torch.autocast(query.device.type, enabled=False):
+        outputs, weights = attention(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
+    return outputs.to(query.dtype), weights
+
+
+def projected_cross_entropy(
+    hidden_states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, epsilon: float, ignored: int
+) -> torch.Tensor:
+    """Sum of the label-smoothed losses of the logits `hidden_states @ weight.T`, without keeping the logits.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): Outputs of the decoder.
+        weight (`torch.Tensor` of shape `(vocab_size, d_model)`): Output projection.
+        labels (`torch.Tensor` of shape `(batch, target)`): Target tokens.
+        epsilon (`float`): Label smoothing.
+        ignored (`int`): Label of positions without a target.
+
+    Returns:
+        `torch.Tensor` of shape `()`, float32.
+    """
+    kept = labels != ignored
+    if not torch.is_grad_enabled():
+        hidden_states, weight = hidden_states.detach(), weight.detach()  # or gradients would be computed
+    return SmoothedCrossEntropy.apply(hidden_states[kept], weight, labels[kept], epsilon)
+
+
+def is_plain_product(layer: nn.Module) -> bool:
+    """Whether a linear layer is a product with a matrix at hand: not adapted, quantised, offloaded or sharded."""
+    return (
+        type(layer) is nn.Linear
+        and type(layer.weight) in (nn.Parameter, torch.Tensor)
+        and "forward" not in vars(layer)  # hooks that offload or shard a module replace its forward
+    )
+
+
+class SmoothedCrossEntropy(torch.autograd.Function):
+    """Output projection and label-smoothed loss (section 5.4) in one function, a slice of positions at a time.
+
+    With `z = W h` the logits of a position, `lse` their log-sum-exp, `y` its label and smoothing by `ε` over the
+    whole vocabulary of `V` tokens, the loss is `(lse - z_y) + ε (z_y - mean z)`, and its gradients are
+
+    - in `h`: `Wᵀ softmax(z) - (1 - ε) W_y - ε mean W`,
+    - in `W`: `softmax(z) hᵀ`, less `(1 - ε) h` in row `y` and `ε / V h` in every row, summed over positions.
+
+    Only `softmax` needs the logits, and only once. The full `(positions, V)` matrix never exists.
+    """
+
+    SLICE = 512  # positions: large enough for full-speed matrix products, small enough for the cache
+
+    @staticmethod
+    def forward(ctx, hidden_states, weight, labels, epsilon):
+        """Sum of the losses, float32, of `hidden_states` `(positions, d_model)`, `weight` `(V, d_model)` and `labels`
+        `(positions,)`."""
+        needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        device = hidden_states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
+        mean_weight = weight.float().mean(0)
+        grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32) if needs_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
+        loss = hidden_states.new_zeros((), dtype=torch.float32)
+        # The same memory for every slice: fresh pages would cost as much as a matrix product.
+        products = hidden_states.new_empty(SmoothedCrossEntropy.SLICE, len(weight))
+        floats = products if dtype == torch.float32 else torch.empty_like(products, dtype=torch.float32)
+        for start in range(0, len(hidden_states), SmoothedCrossEntropy.SLICE):
+            rows = slice(start, start + SmoothedCrossEntropy.SLICE)
+            hidden, label = hidden_states[rows], labels[rows]
+            product, logits = products[: len(hidden)], floats[: len(hidden)]
+            torch.mm(hidden, weight.t(), out=product)
+            if logits is not product:
+                logits.copy_(product)
+            gold = logits.gather(-1, label[:, None])[:, 0]
+            highest = logits.amax(-1, keepdim=True)
+            exponentials = logits.sub_(highest).exp_()
+            total = exponentials.sum(-1, keepdim=True)
+            lse = (highest + total.log())[:, 0]
+            loss += (lse - gold + epsilon * (gold - hidden.float() @ mean_weight)).sum()
+            if needs_grad:
+                product.copy_(exponentials)  # softmax times `total`: dividing afterwards is cheaper
+                grad_hidden[rows] = (product @ weight).float() / total
+                if dtype == grad_weight.dtype:
+                    grad_weight.addmm_(product.t(), hidden / total)
+                else:
+                    grad_weight += product.t() @ (hidden / total).to(dtype)
+        if needs_grad:
+            grad_hidden -= (1 - epsilon) * weight[labels] + epsilon * mean_weight
+            grad_weight -= epsilon / len(weight) * hidden_states.float().sum(0)
+            grad_weight.index_add_(0, labels, hidden_states.float(), alpha=epsilon - 1)
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_loss):
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None
+
+
+class PackedLinear:
+    """Several linear layers as one, with concatenated outputs and with weights in the processor's own layout.
+
+    Without packing, oneDNN reorders the weights on a CPU in every call. For the few rows of a decoding step that takes
+    as long as the product.
+
+    Args:
+        *layers (`nn.Linear` or `Int8Linear`): All of one class, with a bias or all without.
+    """
+
+    def __init__(self, *layers: nn.Module):
+        self.weight = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
+        self.bias = layers[0].bias
+        if self.bias is not None and len(layers) > 1:
+            self.bias = torch.cat([layer.bias for layer in layers])
+        self.is_packed = (
+            self.weight.device.type == "cpu"
+            and self.weight.dtype in (torch.float32, torch.bfloat16)
+            and torch.backends.mkldnn.is_available()
+            and torch.backends.mkldnn.enabled
+        )
+        if self.is_packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), None)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """`(rows, in_features)` to `(rows, out_features)`."""
+        if self.is_packed:
+            return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
+        return F.linear(inputs, self.weight, self.bias)
+
+
+def pack(*layers: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Join linear layers, `nn.Linear` or `Int8Linear`, into one function with concatenated outputs."""
+    if len({(type(layer), layer.bias is None) for layer in layers}) > 1:
+        parts = [pack(layer) for layer in layers]
+        return lambda inputs: torch.cat([part(inputs) for part in parts], dim=-1)
+    if isinstance(layers[0], Int8Linear):
+        return Int8Linear.joined(layers)
+    return PackedLinear(*layers)
+
+
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Softmax over the last dimension, computed in float32.
+
+    On a CPU, torch takes many times as long for fewer than 16 numbers, the width of a register, as for 16. Shorter
+    rows are padded.
+    """
+    wide, length = scores.float(), scores.shape[-1]
+    if length < 16 and scores.device.type == "cpu":
+        wide = F.pad(wide, (0, 16 - length), value=-torch.inf)
+    return wide.softmax(-1)[..., :length].to(scores.dtype)
+
+
+class Int8Linear(nn.Module):
+    """Linear layer with 8-bit weights and dynamically quantised 8-bit inputs, for inference on a CPU.
+
+    Weights have one scale for each output feature, inputs one scale for each row. A row's result does not depend on
+    the rest of the batch.
+
+    Args:
+        weight (`torch.Tensor` of shape `(out_features, in_features)`): Weight of an `nn.Linear`.
+        bias (`torch.Tensor` of shape `(out_features,)`, *optional*): Its bias.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        weight = weight.detach().float()
+        scale = weight.abs().amax(1).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
+        self.register_buffer("weight", (weight / scale[:, None]).round_().to(torch.int8).t().contiguous())
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    @classmethod
+    def joined(cls, layers: Sequence["Int8Linear"]) -> "Int8Linear":
+        """Join several layers into one with concatenated outputs."""
+        joined = cls.__new__(cls)
+        nn.Module.__init__(joined)
+        joined.in_features, joined.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
+        joined.register_buffer("weight", torch.cat([layer.weight for layer in layers], dim=1))
+        joined.register_buffer("scale", torch.cat([layer.scale for layer in layers]))
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        joined.register_buffer("bias", bias)
+        return joined
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """`(..., in_features)` to `(..., out_features)`.
+
+        Raises:
+            RuntimeError: A gradient is needed; integers have none.
+        """
+        if inputs.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("8-bit layers are for inference: they have no gradients.")
+        rows = inputs.reshape(-1, self.in_features).float()
+        scale = rows.abs().amax(1, keepdim=True).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
+        integers = (rows / scale).round_().to(torch.int8)
+        outputs = torch._int_mm(integers, self.weight).float().mul_(scale)
+        if self.bias is None:
+            outputs.mul_(self.scale)
+        else:
+            outputs = torch.addcmul(self.bias, outputs, self.scale)
+        return outputs.unflatten(0, inputs.shape[:-1]).to(inputs.dtype)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def quantize_linear_layers(model: nn.Module) -> None:
+    """Replace every `nn.Linear` in a module by an [`Int8Linear`], in place."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, Int8Linear(child.weight, child.bias))
+
+
+__all__ = [
+    "Int8Linear",
+    "PackedLinear",
+    "dropout",
+    "fastest_attention",
+    "is_plain_product",
+    "pack",
+    "projected_cross_entropy",
+    "quantize_linear_layers",
+    "softmax",
+]
