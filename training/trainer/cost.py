@@ -69,10 +69,10 @@ def cost(state: dict, parameters_without_embeddings: int, devices: int) -> Cost:
 
 
 def operations(model, source_tokens: int, target_tokens: int) -> float:
-    """Floating point operations of training, 6 for each weight and token: the encoder's for source tokens, the
-    decoder's and the output projection's for target tokens.
+    """Floating point operations of a training run, with 6 per weight and token.
 
-    Attention between tokens, embedding look-ups and padding of the targets are left out.
+    Source tokens count for the weights of the encoder, target tokens for those of the decoder and output projection.
+    The products of queries, keys and values, embedding look-ups and the padding of targets are left out.
     """
     encoder, decoder = (
         sum(weight.numel() for weight in stack.layers.parameters())
