@@ -161,6 +161,17 @@ def test_an_earlier_run_is_not_begun_anew(tmp_path):
     assert (partial.read_bytes(), record.read_bytes()) == before
 
 
+def test_what_another_has_begun_meanwhile_is_not_appended_to(tmp_path):
+    """Both have seen that there is nothing yet; the first is interrupted when the second begins."""
+    second = PartialOutput(str(tmp_path / "out"), JOB, iter([]))
+    PartialOutput.check(str(tmp_path / "out"), resume=False)
+    partial, _ = interrupted(tmp_path / "out")
+    before = partial.read_bytes()
+    with pytest.raises(FileExistsError, match=r"out\.partial holds an earlier run"):
+        second.__enter__()
+    assert partial.read_bytes() == before
+
+
 def rival(output, resume, start, decided, statuses):
     finish = PartialOutput._finish
 
