@@ -82,7 +82,7 @@ PIECES = [
 hostile = st.one_of(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), st.text(max_size=12))
 names = hostile.map(lambda text: text.replace("\x00", ""))  # no file has one with a NUL
 seeded = settings(
-    max_examples=60,
+    max_examples=100,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],
@@ -211,7 +211,7 @@ def cards(draw) -> tuple[str, Wishes, Run, str]:
     return f"{text()}/{text()}", wishes, Run(state, record, averaged, text() if named else None, named), text()
 
 
-@settings(seeded, max_examples=80)
+@settings(seeded, max_examples=30)
 @given(cards())
 def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint, monkeypatch, drawn):
     (folder, model, tokenizer), (repo, wishes, run, answer) = checkpoint, drawn
@@ -256,10 +256,10 @@ def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint
     # Renewed, with what people wrote, and by a card that brings no scores.
     mine = text.replace("\n## Licence\n", "\n## Mine\n\n```\n{{ not }} --- a marker <!-- hf -->\n```\n\n## Licence\n")
     assert mine != text
+    without, _ = write_card(folder, model, tokenizer, repo, replace(wishes, reports={}), run)
     for earlier in (text, mine, mine.replace("\n", "\r\n")):
         assert merge(earlier, card, weights_of(folder), set()) == earlier
         assert written_by_hand(earlier)[1].keys() == metadata(earlier).keys() - set(model_card.SCORED)
-        without, _ = write_card(folder, model, tokenizer, repo, replace(wishes, reports={}), run)
         assert merge(earlier, without, weights_of(folder), set()) == earlier
 
 
