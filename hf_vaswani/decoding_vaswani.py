@@ -243,7 +243,7 @@ class ModelDecoder:
         model (`VaswaniForConditionalGeneration`): Model to call at every step.
         model_kwargs (`dict`): Arguments that `generate()` prepared for the model, one row for each beam.
         records (`tuple` of `str`): Fields of the model's outputs to keep, of every step.
-        synced (`bool`): Whether all processes call the model equally often, as sharded weights need.
+        synced (`bool`): Call the model equally often in all processes, as sharded weights need.
     """
 
     keeps_batch = True  # every row stays, in its place, to the end

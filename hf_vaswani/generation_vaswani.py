@@ -179,10 +179,11 @@ class VaswaniGenerationMixin(GenerationMixin):
             is_assisted = mode == GenerationMode.ASSISTED_GENERATION and options.get("custom_generate") is None
             limits, most = self._length_limits(inputs, model_inputs, settings, is_assisted)
             generation_config, options = _with_max_new_tokens(most, generation_config, options)
-        if "custom_generate" in options and own:
+        is_custom = options.get("custom_generate") is not None
+        if is_custom and own:
             generation_config = _with_fields(generation_config, own)
         call_library = partial(super().generate, inputs, generation_config, logits_processor, **options)
-        if options.get("custom_generate") is not None:
+        if is_custom:
             _refuse(ensemble)
             return call_library(stopping_criteria=stopping_criteria)
 
@@ -420,7 +421,7 @@ def _source_shape(inputs: torch.Tensor | None, model_inputs: dict) -> tuple[int,
 
 
 def _stays_in_step(model: nn.Module, synced_gpus: bool | None) -> bool:
-    """Whether all processes must call the model equally often, by default where they share its weights."""
+    """Check that all processes must call the model equally often; by default, those that share its weights."""
     if synced_gpus is not None:
         return synced_gpus
     in_group = torch.distributed.is_available() and torch.distributed.is_initialized()

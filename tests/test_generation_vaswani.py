@@ -205,6 +205,7 @@ def test_a_callers_own_loop_gets_what_generate_prepares():
 def test_the_models_own_loop_gives_everything_that_can_be_asked_for():
     """GNMT's penalty with outputs of every step, which the fast decoder does not have."""
     model, inputs = noisy_model(1), batch_of([5, 3])
+    model.set_attn_implementation("eager")
     names = ("scores", "logits", "attentions", "hidden_states")
     asked = {f"output_{name}": True for name in names}
     outputs = model.generate(**inputs, **PAPER, max_extra_tokens=4, return_dict_in_generate=True, **asked)
@@ -225,3 +226,18 @@ def test_encoder_outputs_of_the_caller_stay_as_they_are():
     outputs = model.generate(**options, num_beams=3, max_new_tokens=4)  # neither loop's first choice: prepared twice
     assert tuple(states[0].shape) == (2, 5, 16)
     assert torch.equal(outputs, model.generate(**inputs, num_beams=3, max_new_tokens=4, renormalize_logits=True))
+
+
+def test_a_synced_search_calls_the_model_until_every_process_has_finished(monkeypatch):
+    """Another process is unfinished for six steps; this one has three."""
+    model, calls, rounds = noisy_model(), [], []
+    model.model.decoder.register_forward_hook(lambda *_: calls.append(1))
+
+    def all_reduce(flag):
+        rounds.append(flag.item())
+        flag += len(rounds) <= 6
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    outputs = model.generate(**batch_of([4]), **PAPER, max_new_tokens=3, suppress_tokens=[EOS], synced_gpus=True)
+    assert outputs.shape[1] == 4
+    assert (len(calls), rounds) == (6, [1, 1, 1, 0, 0, 0, 0])
