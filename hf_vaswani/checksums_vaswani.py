@@ -181,8 +181,10 @@ class VaswaniChecksumsMixin:
 
 @contextmanager
 def _own_generation_config(model) -> Iterator[None]:
-    """Save all fields of the generation configuration, also where the library made it from the model's configuration:
-    of such a one, which underscored metadata mark, it would load its own fields only."""
+    """Save the generation configuration without transformers' underscored metadata.
+
+    They mark one that was made from the model's configuration, and of such a one transformers loads no added fields.
+    """
     if not model.can_generate():
         yield
         return

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from .pipeline_vaswani import VaswaniTranslationPipeline
 
 
-# Table 3 of the paper, one entry a row; what an entry leaves out is as in the base model.
+# Table 3 of the paper, one entry for each row; fields that an entry leaves out are the base model's.
 TABLE_3: dict[str, dict] = {
     "base": {},
     # (A) heads, at constant computation
@@ -45,7 +45,7 @@ TABLE_3: dict[str, dict] = {
 
 POSITION_EMBEDDINGS = ("sinusoidal", "learned")
 
-# What a checkpoint says of the code it carries; the Auto classes and `pipeline()` read it.
+# Classes in the code that a checkpoint carries; the Auto classes and `pipeline()` read these tables.
 AUTO_MAP = {
     "AutoConfig": "configuration_vaswani.VaswaniConfig",
     "AutoModel": "modeling_vaswani.VaswaniModel",
@@ -59,8 +59,8 @@ CUSTOM_PIPELINES = {
     }
 }
 
-# How `h` heads and the feed-forward network are split over devices (Megatron's way): each device has some heads and
-# some inner features, whose outputs are summed. The embedding is split by tokens of the vocabulary.
+# Tensor parallelism as in Megatron: each device has some of the heads and of the inner features of the feed-forward
+# network, and their outputs are summed. The embedding is split by tokens of the vocabulary.
 TENSOR_PARALLEL_PLAN = {
     "shared": "embedding_rowwise",
     "encoder.embed_tokens": "embedding_rowwise",
@@ -101,19 +101,19 @@ class VaswaniConfig(PreTrainedConfig):
         attention_dropout (`float`, defaults to 0.0): Dropout on the attention weights; the paper has none.
         activation_dropout (`float`, defaults to 0.0): Dropout inside the feed-forward network; the paper has none.
         activation_function (`str`, defaults to `"relu"`): Non-linearity of the feed-forward network.
-        attention_bias (`bool`, defaults to `False`): Whether the four attention projections have a bias.
+        attention_bias (`bool`, defaults to `False`): Biases in the four attention projections.
         label_smoothing (`float`, defaults to 0.1): `ε_ls` (section 5.4). Active in training mode only, like dropout.
         position_embedding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5) or `"learned"`
             (Table 3, row E).
         max_position_embeddings (`int`, defaults to 1024): Rows of a learned position table. Sinusoids have no limit;
-            there the value only tells other tools up to what length the model is meant to be used.
+            for them the value only tells other tools the greatest intended length.
         layer_norm_eps (`float`, defaults to 1e-6): ε of the layer normalisations.
         embedding_init_std (`float`, *optional*): Standard deviation of the initial embeddings;
             `d_model ** -0.5` when not given.
         pad_token_id (`int`, defaults to 0), bos_token_id (`int`, defaults to 1), eos_token_id (`int`, defaults to 2):
             Special tokens of the shared vocabulary.
-        decoder_start_token_id (`int`, defaults to 1): What the decoder reads before the first target token.
-        use_cache (`bool`, defaults to `True`): Whether generation keeps keys and values of past positions.
+        decoder_start_token_id (`int`, defaults to 1): Token that the decoder reads first.
+        use_cache (`bool`, defaults to `True`): Keep keys and values of past positions in generation.
         tie_word_embeddings (`bool`, defaults to `True`): One matrix for both embeddings and the output projection
             (section 3.4). Otherwise the output projection has its own; the two embeddings always share theirs.
 
@@ -146,7 +146,7 @@ class VaswaniConfig(PreTrainedConfig):
         "num_hidden_layers": "encoder_layers",
     }
     base_model_tp_plan = TENSOR_PARALLEL_PLAN
-    # Whether `pipeline()` knows the model's tasks already, so that it need not load their code from a checkpoint.
+    # True when `pipeline()` knows the model's tasks, and need not load their code from a checkpoint.
     pipelines_are_registered: ClassVar[bool] = False
 
     vocab_size: int = 37000

@@ -1,11 +1,13 @@
-"""What makes `generate()` fast: the decoder, one token a step, with nothing computed or moved twice.
+"""Fast decoders and loops for `generate()`: one token a step, with nothing computed or moved twice.
 
-- The encoder's output is projected to keys and values once a sentence, not once a beam; the beams of a sentence are so
-  many query rows on one copy.
+- Keys and values of the encoder's output are projected once for each sentence. The beams of a sentence are query rows
+  over one copy.
 - The cache is not reordered when beams change places. All beams of a sentence write into the same slots, and a mask
-  says which slots are a beam's own past. Slots that no beam sees any more are dropped from time to time.
-- Sentences that are finished leave the batch.
-- On a CPU, weights are laid out once for all steps.
+  marks each beam's own past. Slots that no beam sees any more are dropped from time to time.
+- Finished sentences leave the batch.
+- On a CPU, weights are packed once for all steps.
+
+The file reads bottom up: weights, decoders, greedy search, beam search.
 """
 
 import math
@@ -22,7 +24,7 @@ from .kernels_vaswani import pack, softmax
 
 
 class LayerWeights:
-    """One decoder layer's weights, as a step needs them."""
+    """Packed weights of one decoder layer."""
 
     def __init__(self, layer: nn.Module):
         attention, cross_attention, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
@@ -36,7 +38,7 @@ class LayerWeights:
 
 
 class DecoderWeights:
-    """The weights of a model's decoder and of its projection to the vocabulary, as a step needs them."""
+    """Packed weights of a model's decoder and output projection."""
 
     @torch.no_grad()
     def __init__(self, model: nn.Module):
@@ -45,13 +47,13 @@ class DecoderWeights:
 
 
 class StepDecoder:
-    """The decoder of a batch of sentences, each with the same number of beams.
+    """Decoder of a batch of sentences with the same number of beams, one position a step.
 
     Args:
-        model (`VaswaniForConditionalGeneration`): Whose decoder to run.
+        model (`VaswaniForConditionalGeneration`): Model with the decoder to run.
         encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): The encoder's output.
         encoder_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 0 on padding.
-        weights (`DecoderWeights`, *optional*): Of the model, where they are at hand.
+        weights (`DecoderWeights`, *optional*): Packed weights of the model; packed here when not given.
     """
 
     ROOM = 4  # steps to make room for when the cache is full
@@ -172,16 +174,16 @@ class StepDecoder:
         return attended.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """What to add to the scores of all heads, `(sentences * heads, beams, slots)`."""
+        """Mask to add to the scores of all heads, `(sentences * heads, beams, slots)`."""
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill_(~visible, self.hidden_value)
         return mask[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)
 
     def reorder(self, parents: torch.Tensor) -> None:
-        """Each beam goes on from another one: `parents` `(sentences, beams)`, which may be more beams than before."""
+        """Continue each beam from another one, `parents` `(sentences, beams)`; there may be more beams than before."""
         self.visible = self.visible.gather(1, parents[..., None].expand(-1, -1, self.used))
 
     def compact(self, kept: torch.Tensor | None, beams: int) -> None:
-        """Keep some sentences, all if `None`, and of the cache what their beams see; make room for more steps."""
+        """Keep some sentences, all if `None`, with the slots that their beams see; make room for more steps."""
         visible = self.visible if kept is None else self.visible[kept]
         live = visible.any(1)  # (sentences, slots)
         used = int(live.sum(1).max()) if live.numel() else 0
@@ -189,7 +191,7 @@ class StepDecoder:
         rows = torch.arange(self.sentences, device=self.device) if kept is None else kept
         rows = (rows[:, None] * self.heads + torch.arange(self.heads, device=self.device)).flatten()
         self.visible = visible.gather(2, slots[:, None].expand(-1, visible.shape[1], -1))
-        # Whole rows of memory are copied at once, the slots to come among them, whatever they hold.
+        # Whole rows of memory are copied at once; the free slots among them may hold anything.
         taken = F.pad(slots, (0, self.ROOM * beams)).repeat_interleave(self.heads, 0) + rows[:, None] * self.room
         self.sentences, self.used, self.room = len(visible), used, taken.shape[1]
         for cache in (self.keys, self.values):
@@ -241,7 +243,7 @@ class ModelDecoder:
         model (`VaswaniForConditionalGeneration`): Model to call at every step.
         model_kwargs (`dict`): Arguments that `generate()` prepared for the model, one row for each beam.
         records (`Sequence[str]`): Fields of the model's outputs to keep, of every step.
-        synced (`bool`): Whether all processes call the model equally often, as sharded weights need.
+        synced (`bool`): Call the model equally often in all processes, as sharded weights need.
     """
 
     keeps_batch = True  # every row stays, in its place, to the end
@@ -252,7 +254,7 @@ class ModelDecoder:
         self.inputs: dict | None = None  # of the last call
 
     def read(self, prompt: torch.Tensor) -> None:
-        """Nothing to do: the first call of the model reads the whole prompt."""
+        """Leave the prompt to the first call of the model, which reads it whole."""
 
     def logits(self, histories: torch.Tensor) -> torch.Tensor:
         """As [`StepDecoder.logits`]."""
@@ -416,8 +418,8 @@ class BeamSearch:
         length_penalty_form (`str`): `"gnmt"` or `"length"`, see `generation_vaswani.py`.
         processors (`LogitsProcessorList`): Processors of the log probabilities; ones that tell the rows of a batch
             apart need a decoder that keeps its batch.
-        criteria (`Callable`, *optional*): Says of tokens `(rows, length)` which rows end, instead of the end tokens;
-            needs a decoder that keeps its batch.
+        criteria (`Callable`, *optional*): Maps tokens `(rows, length)` to the rows that end, instead of the end
+            tokens; needs a decoder that keeps its batch.
     """
 
     LEAVE = 0.95  # finished sentences leave when no more than this share of the batch goes on
@@ -492,7 +494,7 @@ class BeamSearch:
         return scores + so_far if decoder.keeps_batch else scores.add_(so_far)
 
     def _candidates(self, state: Hypotheses, scores: torch.Tensor) -> Candidates:
-        """Choose so many continuations that enough remain for all beams when some of them end."""
+        """Choose the best continuations, enough for all beams to go on when some of them end."""
         vocabulary, scores = scores.shape[-1], scores.flatten(1)
         if self.config.do_sample:
             index = scores.softmax(-1).multinomial(self.candidates)
@@ -513,10 +515,10 @@ class BeamSearch:
         return ends | (tokens.shape[-1] - 1 >= state.limits)[:, None]
 
     def _collect_finished(self, state: Hypotheses, candidates: Candidates) -> None:
-        """Keep the best finished hypotheses, of the earlier ones and the candidates that end here.
+        """Merge the candidates that end here into the best finished hypotheses.
 
-        Only as many of the best candidates as there are beams may finish: the others are there to go on. A sentence
-        takes no more when it cannot improve, or when it is full and `early_stopping` is `True`.
+        Only the best `num_beams` candidates may finish; the others are there to go on. A sentence takes no more when
+        it cannot improve, or when it is full and `early_stopping` is `True`.
         """
         in_beam = torch.arange(self.candidates, device=candidates.ends.device) < self.beams
         finishes = candidates.ends & in_beam
@@ -544,12 +546,12 @@ class BeamSearch:
         return gnmt_length_penalty(length, self.alpha) if self.is_gnmt else length**self.alpha
 
     def _can_improve(self, state: Hypotheses) -> torch.Tensor:
-        """Whether an unfinished hypothesis of a sentence can still win, `(sentences, 1)`.
+        """Find the sentences of which an unfinished hypothesis can still win, `(sentences, 1)`.
 
-        In the form `"gnmt"` the answer is exact: log probabilities only fall, so a hypothesis scores best if it adds
-        nothing more to its own and ends where the penalty is greatest, which is as late as it may, or for a negative
-        exponent as soon as it can. It has to beat the last of the hypotheses to return. The form `"length"` has
-        transformers' heuristic, by `early_stopping`.
+        The answer of the form `"gnmt"` is exact. Log probabilities only fall: a hypothesis scores best if it loses
+        nothing more and ends where the penalty is greatest. That is as late as possible, or as soon as possible for a
+        negative exponent. It has to beat the last of the hypotheses to return. The form `"length"` follows
+        transformers' heuristic, which depends on `early_stopping`.
         """
         length = state.tokens.shape[-1] - self.prompt
         best, finished = state.scores[:, :1], state.finished_scores

@@ -1,21 +1,23 @@
 """The paper's beam search (section 6.1) inside transformers' `generate()`, and the fast way through it.
 
-Two fields of the generation configuration turn the paper's search on; a checkpoint trained with this package has both
-in its `generation_config.json`, and both can be given to `generate()`:
+Two fields of the generation configuration select the paper's search. A checkpoint trained with this package has both
+in its `generation_config.json`; `generate()` takes both as options.
 
-- `length_penalty_form`: `"gnmt"` divides a hypothesis' log probability by `((5 + n) / 6) ** length_penalty`, `n` its
-  tokens with the end token (Wu et al. 2016, which the paper follows), and stops as soon as no unfinished hypothesis
-  can still win. `"length"`, the default, is transformers' own: `n ** length_penalty`, and its own stopping heuristic.
-- `max_extra_tokens`: a translation has at most so many tokens more than its own source (the paper: 50). It applies
-  where neither `max_length` nor `max_new_tokens` is given.
+- `length_penalty_form`: `"gnmt"` divides the log probability of a hypothesis by `((5 + n) / 6) ** length_penalty`,
+  where `n` counts its tokens and the end token (Wu et al. 2016, which the paper follows). The search stops as soon as
+  no unfinished hypothesis can still win. `"length"`, the default, is transformers' own penalty,
+  `n ** length_penalty`, with its own stopping heuristic.
+- `max_extra_tokens`: the greatest number of tokens by which a translation may exceed its own source (the paper: 50).
+  It applies where neither `max_length` nor `max_new_tokens` is given.
 
-`generate(..., ensemble=[model, ...])` searches with the mean of the probabilities of this model and others that have
-the same vocabulary.
+`generate(..., ensemble=[model, ...])` searches with the mean of the probabilities of several models with the same
+vocabulary.
 
-Greedy and beam search take the loops of `decoding_vaswani.py`, which give what the library's own loops give, faster
-(up to rounding: in half precision two hypotheses of nearly the same score may change places).
-Whatever those do not know (sampling, scores of every step, streamers, other caches, custom processors, modified
-modules, ...) goes the library's way, and so does everything with `fast_decoding=False`.
+Greedy and beam search run in the loops of `decoding_vaswani.py`, which give the results of transformers' own loops,
+faster (up to rounding: in half precision two hypotheses of nearly the same score may change places). Everything else
+runs in transformers' loops: sampling, scores of every step, streamers, other caches, custom processors, modified
+modules, and all with `fast_decoding=False`. Only beam search with GNMT's penalty never does: there the loop of
+`decoding_vaswani.py` calls the model's own `forward`.
 """
 
 import copy
@@ -41,6 +43,7 @@ from transformers.generation import logits_process as processors
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -57,11 +60,12 @@ from .kernels_vaswani import Int8Linear
 
 
 LENGTH_PENALTY_FORMS = ("length", "gnmt")
-# Models in `fixed_weights()`, how often, and their weights as laid out; not in the models, which may be copied.
+# Number of active `fixed_weights()` blocks of each model, and its packed weights. A model may be copied, so they are
+# not kept in it.
 PACKED: WeakKeyDictionary[nn.Module, tuple[int, DecoderWeights | None]] = WeakKeyDictionary()
 PACKING = threading.Lock()
 
-# Processors that look at each row of the batch by itself, so that sentences may leave it.
+# Processors that treat each row of the batch by itself, so that sentences may leave it.
 ROW_WISE_PROCESSORS = {
     processors.ForcedBOSTokenLogitsProcessor,
     processors.ForcedEOSTokenLogitsProcessor,
@@ -76,7 +80,7 @@ ROW_WISE_PROCESSORS = {
     processors.SuppressTokensLogitsProcessor,
 }
 PLAIN_MODULES = {Int8Linear, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList}
-# Model inputs that the fast loops know.
+# Model inputs that the fast loops support.
 ORDINARY_INPUTS = {"attention_mask", "decoder_input_ids", "encoder_outputs", "input_ids", "logits_to_keep"}
 KNOWN_CRITERIA = {MaxLengthCriteria, EosTokenCriteria}
 # Fields of the generation configuration that this model adds, and their defaults.
@@ -84,7 +88,7 @@ OWN_FIELDS = {"length_penalty_form": "length", "max_extra_tokens": None, "fast_d
 
 
 class SourceLengthLimit(StoppingCriteria):
-    """Ends each sentence at its own greatest length.
+    """Stopping criterion that ends each sentence at its own greatest length.
 
     Args:
         limits (`torch.Tensor` of shape `(rows,)`): Greatest number of tokens of each row, without the start token.
@@ -100,7 +104,7 @@ class SourceLengthLimit(StoppingCriteria):
 
 
 class ScoreRecorder(LogitsProcessor):
-    """Keeps the scores of every step, `(rows, vocab_size)` each, and changes nothing."""
+    """Logits processor that keeps the scores of every step, `(rows, vocab_size)` each, and changes nothing."""
 
     def __init__(self):
         self.steps: list[torch.Tensor] = []
@@ -121,15 +125,14 @@ class Search(NamedTuple):
 
 
 class VaswaniGenerationMixin(GenerationMixin):
-    """`generate()` with `length_penalty_form` and `max_extra_tokens`; everything else is transformers'."""
+    """`generate()` with the paper's search, ensembles and fast loops; everything else is transformers'."""
 
     @contextmanager
     def fixed_weights(self) -> Iterator[None]:
-        """Within, the weights stay as they are: `generate()` lays them out for its steps once, for all calls and
-        threads, instead of in every call.
+        """Pack the decoder's weights once, and reuse them in all calls of `generate()` and in all threads.
 
-        That saves the laying out, which is a good part of the time for a single sentence, and with several threads
-        memory. Weights that change within go unseen.
+        Packing takes a good part of the time for a single sentence, and several threads save memory by sharing.
+        Changes of the weights inside the block are not seen.
         """
         with PACKING:
             users, weights = PACKED.get(self, (0, None))
@@ -173,12 +176,14 @@ class VaswaniGenerationMixin(GenerationMixin):
 
         limits = None
         if settings.max_extra_tokens is not None and settings.max_length is None and settings.max_new_tokens is None:
-            limits, most = self._length_limits(inputs, model_inputs, settings, mode)
+            is_assisted = mode == GenerationMode.ASSISTED_GENERATION and options.get("custom_generate") is None
+            limits, most = self._length_limits(inputs, model_inputs, settings, is_assisted)
             generation_config, options = _with_max_new_tokens(most, generation_config, options)
-        if "custom_generate" in options and own:
+        is_custom = options.get("custom_generate") is not None
+        if is_custom and own:
             generation_config = _with_fields(generation_config, own)
         call_library = partial(super().generate, inputs, generation_config, logits_processor, **options)
-        if options.get("custom_generate") is not None:
+        if is_custom:
             _refuse(ensemble)
             return call_library(stopping_criteria=stopping_criteria)
 
@@ -207,9 +212,9 @@ class VaswaniGenerationMixin(GenerationMixin):
         return call_library(stopping_criteria=stopping_criteria)
 
     def _settings(self, generation_config, own: dict, options: dict) -> tuple[GenerationConfig, dict]:
-        """The configuration that `generate()` will use, with this model's own fields, and the inputs of the model.
+        """Merge the generation configuration of a call, with this model's own fields; also return the model's inputs.
 
-        What the call says comes before its `generation_config`, and that before the model's.
+        Options of the call come first, then its `generation_config`, then the model's.
         """
         settings = copy.deepcopy(generation_config) or GenerationConfig()
         settings.update(**self.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
@@ -235,7 +240,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         if ensemble and {"encoder_outputs", "inputs_embeds"} & model_inputs.keys():
             raise ValueError("ensemble: every model reads input_ids, but encoder_outputs or inputs_embeds were given.")
 
-    def _length_limits(self, inputs, model_inputs: dict, settings, mode) -> tuple[torch.Tensor, int]:
+    def _length_limits(self, inputs, model_inputs: dict, settings, is_assisted: bool) -> tuple[torch.Tensor, int]:
         """Greatest number of tokens of each sentence by `max_extra_tokens`, without the start token, `(sentences,)`,
         and the `max_new_tokens` of the batch."""
         batch, width = _source_shape(inputs, model_inputs)
@@ -253,13 +258,13 @@ class VaswaniGenerationMixin(GenerationMixin):
         if self.config.position_embedding == "learned":
             places = self.config.max_position_embeddings
             limits, most = limits.clamp(max=places - 1), min(most, places - prompt_length)
-        if mode == GenerationMode.ASSISTED_GENERATION:
+        if is_assisted:
             # Several tokens may be accepted at once; only this keeps them from going past the limit.
             most = max(int(limits.max()) + 1 - prompt_length, 1)
         return limits, most
 
     def _may_be_fast(self, mode, settings, logits_processor, stopping_criteria, model_inputs, ensemble) -> bool:
-        """Whether the fast loops know all that is asked for, as far as can be told before `generate()` prepares it."""
+        """Check that the fast loops support all options, as far as possible before `generate()` prepares them."""
         mask = model_inputs.get("attention_mask")
         asked = {name for name, value in model_inputs.items() if value is not False}
         return (
@@ -288,7 +293,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         search: Search,
         **model_kwargs,
     ):
-        """Decoding loop for `generate()`, which calls it with all that it has prepared.
+        """Run the decoding loop; `generate()` calls it with the inputs that it has prepared.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(sentences * beams, prompt)`): Start token and forced prefix.
@@ -296,7 +301,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             search (`Search`): Decisions made before the preparations.
 
         Returns:
-            Sequences or an output as `generate()` returns them; `None` where only the library's loop will do.
+            Sequences or an output as `generate()` returns them; `None` where transformers' loop is needed.
         """
         beams = generation_config.num_beams
         prompt = input_ids[::beams]
@@ -339,7 +344,7 @@ class VaswaniGenerationMixin(GenerationMixin):
     def _beam_search_by_the_model(
         self, prompt, limits, logits_processor, stopping_criteria, generation_config, search: Search, model_kwargs
     ):
-        """Beam search with GNMT's penalty where the fast decoder does not know all that is asked for."""
+        """Beam search with GNMT's penalty and options that the fast decoder does not support."""
         config, recorder = generation_config, ScoreRecorder()
         asked = {
             "logits": config.output_logits,
@@ -355,8 +360,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         def ends(tokens: torch.Tensor) -> torch.Tensor:
             return stopping_criteria(tokens, tuple(recorder.steps) if keeps_scores else None)
 
-        synced = is_deepspeed_zero3_enabled() if search.synced_gpus is None else search.synced_gpus
-        decoder = ModelDecoder(self, model_kwargs, records, synced)
+        decoder = ModelDecoder(self, model_kwargs, records, _stays_in_step(self, search.synced_gpus))
         beam_search = BeamSearch(config, search.length_penalty_form, logits_processor, ends)
         sequences, scores, beam_indices = beam_search(decoder, prompt, limits)
         decoder.finish()
@@ -377,14 +381,14 @@ class VaswaniGenerationMixin(GenerationMixin):
 
 
 def _with_fields(generation_config: GenerationConfig | None, values: dict) -> GenerationConfig:
-    """A copy with other fields."""
+    """Copy a configuration and set some fields."""
     generation_config = copy.copy(generation_config) or GenerationConfig()
     vars(generation_config).update(values)
     return generation_config
 
 
 def _with_max_new_tokens(most: int, generation_config, options: dict) -> tuple[GenerationConfig | None, dict]:
-    """`generate()` warns of generation options beside a configuration, so they go where the caller's are."""
+    """Set `max_new_tokens` in the caller's configuration or else in the options; transformers warns of both."""
     if generation_config is None:
         return None, {**options, "max_new_tokens": most}
     options = {name: value for name, value in options.items() if name != "max_new_tokens"}
@@ -392,7 +396,7 @@ def _with_max_new_tokens(most: int, generation_config, options: dict) -> tuple[G
 
 
 def _with_stop_strings(stopping_criteria, settings: GenerationConfig, tokenizer) -> dict:
-    """Arguments for `generate()`, which does not hand the tokenizer of `stop_strings` on to a loop."""
+    """Arguments for `generate()`, which does not hand the tokenizer of `stop_strings` on to a custom loop."""
     if settings.stop_strings is None or tokenizer is None:
         return {"stopping_criteria": stopping_criteria}
     strings = StopStringCriteria(tokenizer, settings.stop_strings)
@@ -400,13 +404,13 @@ def _with_stop_strings(stopping_criteria, settings: GenerationConfig, tokenizer)
 
 
 def _copied_encoder_outputs(options: dict) -> dict:
-    """The caller's encoder outputs, which `generate()` repeats in place for every beam."""
+    """Copy the caller's encoder outputs, which `generate()` repeats in place for every beam."""
     states = options.get("encoder_outputs")
     return {} if states is None else {"encoder_outputs": copy.copy(states)}
 
 
 def _source_shape(inputs: torch.Tensor | None, model_inputs: dict) -> tuple[int, int]:
-    """Sentences of a batch, and the length of its source."""
+    """Number of sentences of a batch and length of its source."""
     sources = [inputs, model_inputs.get("input_ids"), model_inputs.get("inputs_embeds")]
     if "encoder_outputs" in model_inputs:
         sources.append(model_inputs["encoder_outputs"][0])
@@ -414,6 +418,15 @@ def _source_shape(inputs: torch.Tensor | None, model_inputs: dict) -> tuple[int,
         if source is not None:
             return source.shape[0], source.shape[1]
     return 1, 1  # generate() starts from one token
+
+
+def _stays_in_step(model: nn.Module, synced_gpus: bool | None) -> bool:
+    """Check that all processes must call the model equally often; by default, those that share its weights."""
+    if synced_gpus is not None:
+        return synced_gpus
+    in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    is_alone = not in_group or torch.distributed.get_world_size() == 1
+    return not is_alone and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
 
 
 def _refuse(ensemble: list[nn.Module]) -> None:
@@ -425,7 +438,7 @@ def _refuse(ensemble: list[nn.Module]) -> None:
 
 
 def _is_known(criterion: StoppingCriteria, config: GenerationConfig) -> bool:
-    """Whether a criterion says what the configuration says too; a caller's own may say something else."""
+    """Check that a criterion is the configuration's; a caller's own may differ."""
     if type(criterion) is MaxLengthCriteria:
         return criterion.max_length == config.max_length
     if type(criterion) is EosTokenCriteria:
@@ -434,14 +447,13 @@ def _is_known(criterion: StoppingCriteria, config: GenerationConfig) -> bool:
 
 
 def _is_plain(model: nn.Module) -> bool:
-    """Whether all that the library's loop would call is what this package made: not quantised, adapted, hooked, split,
-    wrapped, or of a class that was derived from it."""
+    """Check that all modules are this package's: not quantised, adapted, hooked, sharded, wrapped or subclassed."""
     attention = model.model.decoder.config._attn_implementation
     if model.training or attention not in ("eager", "sdpa"):
         return False
     if attention == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
         return False
-    if any(callable(getattr(type(model), name, None)) for name in vars(model)):  # an instance's own method
+    if any(callable(getattr(type(model), name, None)) for name in vars(model)):  # a replaced method
         return False
     own = __name__.removesuffix("generation_vaswani")
     for module in (model, model.model, model.lm_head, *model.model.decoder.modules()):

@@ -90,7 +90,7 @@ def projected_cross_entropy(
 
 
 def is_plain_product(layer: nn.Module) -> bool:
-    """Whether a linear layer is a product with a matrix at hand: not adapted, quantised, offloaded or sharded."""
+    """Check that a linear layer is a product with a matrix at hand: not adapted, quantised, offloaded or sharded."""
     return (
         type(layer) is nn.Linear
         and type(layer.weight) in (nn.Parameter, torch.Tensor)

@@ -42,7 +42,7 @@ from .kernels_vaswani import (
 )
 
 
-IGNORED_LABEL = -100  # of a position that has no target, as everywhere in PyTorch
+IGNORED_LABEL = -100  # label of a position without a target, as everywhere in PyTorch
 
 
 def sinusoids(positions: torch.Tensor, d_model: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ def sinusoids(positions: torch.Tensor, d_model: int) -> torch.Tensor:
 
 
 def positions_of(attention_mask: torch.Tensor | None, past_length, length: int, device) -> torch.Tensor:
-    """Position of every token in its own sentence, so that padding on either side changes nothing.
+    """Position of every token in its own sentence, independent of padding on either side.
 
     Args:
         attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): 1 on real tokens.
@@ -71,7 +71,7 @@ def positions_of(attention_mask: torch.Tensor | None, past_length, length: int, 
         device (`torch.device`): Where the positions are needed.
 
     Returns:
-        `torch.Tensor` of shape `(batch, length)`, or `(1, length)` when no mask tells the sentences apart.
+        `torch.Tensor` of shape `(batch, length)`, or `(1, length)` without a mask.
     """
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(length, device=device) + past_length)[None]
@@ -79,7 +79,7 @@ def positions_of(attention_mask: torch.Tensor | None, past_length, length: int, 
 
 
 class VaswaniPositionEmbedding(nn.Module):
-    """Adds positions to embeddings: sinusoids, which have no weights, or the learned table of Table 3, row E."""
+    """Sum of embeddings and positions: sinusoids without weights, or the learned table of Table 3, row E."""
 
     def __init__(self, config: VaswaniConfig):
         super().__init__()
@@ -161,8 +161,8 @@ class VaswaniAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
         Args:
-            hidden_states (`torch.Tensor` of shape `(batch, queries, d_model)`): What asks.
-            attention_mask (`torch.Tensor`, *optional*): In the form that the chosen attention function takes.
+            hidden_states (`torch.Tensor` of shape `(batch, queries, d_model)`): States that produce the queries.
+            attention_mask (`torch.Tensor`, *optional*): Mask in the form of the chosen attention function.
             key_value_states (`torch.Tensor` of shape `(batch, keys, d_model)`, *optional*): The encoder's output.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier positions.
 
@@ -224,7 +224,7 @@ class VaswaniFeedForward(nn.Module):
 
 
 class VaswaniResidual(nn.Module):
-    """What surrounds every sub-layer (sections 3.1 and 5.4): `LayerNorm(x + Dropout(Sublayer(x)))`."""
+    """Residual connection with dropout and layer norm: `LayerNorm(x + Dropout(Sublayer(x)))` (sections 3.1, 5.4)."""
 
     def __init__(self, config: VaswaniConfig):
         super().__init__()
@@ -315,10 +315,10 @@ class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
     _can_compile_fullgraph = True
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args, **kwargs) -> str:
-        """The attention to use for what was asked for.
+        """Choose the attention implementation.
 
         Raises:
-            ValueError: Flash attention, whose kernels have one width for keys and values, where those differ.
+            ValueError: Flash attention is asked for, but `d_k` and `d_v` differ; its kernels have one width for both.
         """
         d_k, d_v = self.config.d_k, self.config.d_v
         if is_flash_attention_requested(requested_attention_implementation=attn_implementation) and d_k != d_v:
@@ -329,8 +329,10 @@ class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def to_int8(self) -> "VaswaniPreTrainedModel":
-        """Replaces every linear layer by one of 8-bit integers, in place, for faster inference on a CPU. The rest of
-        the model becomes float32; it can then neither be trained nor saved."""
+        """Quantise every linear layer to 8 bits, in place, for faster inference on a CPU.
+
+        The rest of the model becomes float32. The model can then be neither trained nor saved.
+        """
         self.float().eval().requires_grad_(False)
         quantize_linear_layers(self)
         self.config.tie_word_embeddings = False  # the projection has numbers of its own now
@@ -352,7 +354,7 @@ class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
-    """What encoder and decoder have in common: how tokens become the first layer's input (sections 3.4, 3.5, 5.4)."""
+    """Base of encoder and decoder: embeds tokens as the first layer's input (sections 3.4, 3.5, 5.4)."""
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
@@ -362,7 +364,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         self.gradient_checkpointing = False
 
     def init_parallel_plans(self) -> None:
-        """The plan in the configuration is the whole model's; a stack adds none of its own."""
+        """Clear the plan of the stack; the one in the configuration covers the whole model."""
         super().init_parallel_plans()
         self._tp_plan = {}
 
@@ -407,7 +409,7 @@ class VaswaniEncoder(VaswaniStack):
             inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`): Embeddings, instead of `input_ids`.
 
         Returns:
-            `last_hidden_state` of shape `(batch, source, d_model)`, and what else was asked for.
+            `last_hidden_state` of shape `(batch, source, d_model)`, and the other requested outputs.
         """
         hidden_states = self.embed(input_ids, inputs_embeds, attention_mask)
         mask = create_bidirectional_mask(self.config, hidden_states, attention_mask)
@@ -451,10 +453,10 @@ class VaswaniDecoder(VaswaniStack):
             encoder_attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 0 on padding.
             past_key_values (`Cache`, *optional*): Keys and values of earlier calls.
             inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`): Embeddings, instead of `input_ids`.
-            use_cache (`bool`, *optional*): Whether to return a cache.
+            use_cache (`bool`, *optional*): Return a cache.
 
         Returns:
-            `last_hidden_state` of shape `(batch, target, d_model)`, the cache, and what else was asked for.
+            `last_hidden_state` of shape `(batch, target, d_model)`, the cache, and the other requested outputs.
         """
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -509,7 +511,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:
-        """The embeddings of source and target are one matrix, also where `tie_word_embeddings` is off."""
+        """Tie the embeddings of source and target, also where `tie_word_embeddings` is off."""
         return super().get_expanded_tied_weights_keys(all_submodels) or self._tied_weights_keys.copy()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -544,11 +546,11 @@ class VaswaniModel(VaswaniPreTrainedModel):
             past_key_values (`Cache`, *optional*): The decoder's cache.
             inputs_embeds, decoder_inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*):
                 Embeddings, instead of token ids.
-            use_cache (`bool`, *optional*): Whether to return a cache.
+            use_cache (`bool`, *optional*): Return a cache.
 
         Returns:
             The decoder's `last_hidden_state` `(batch, target, d_model)`, `encoder_last_hidden_state`
-            `(batch, source, d_model)`, the cache, and what else was asked for.
+            `(batch, source, d_model)`, the cache, and the other requested outputs.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -611,14 +613,14 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     ) -> Seq2SeqLMOutput:
         """
         Args:
-            labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): Target tokens, -100 where there is
-                none. Without `decoder_input_ids`, the decoder reads them shifted right.
+            labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): Target tokens, -100 at positions
+                without one. Without `decoder_input_ids`, the decoder reads them shifted right.
             logits_to_keep (`int` or 1-D `torch.Tensor`, *optional*): Compute the logits of this many last positions,
                 or of these positions; 0 means all.
             num_items_in_batch (`int` or `torch.Tensor`, *optional*): Labels of the whole batch, over all devices and
-                accumulated parts. The loss is divided by it; by the labels at hand when not given.
-            skip_logits (`bool`, defaults to `False`): Compute the loss without keeping the logits, which are then
-                `None`: faster, and without the memory of a `(batch, target, vocab_size)` matrix.
+                accumulated parts; the divisor of the loss. Without it, the loss is the mean over the labels given.
+            skip_logits (`bool`, defaults to `False`): Compute the loss alone and return no logits. That is faster and
+                saves the memory of a `(batch, target, vocab_size)` matrix.
 
         The other arguments are those of [`VaswaniModel`].
 
@@ -686,7 +688,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         return total / num_items_in_batch
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """The decoder's input: `labels` `(batch, target)` shifted right behind the start token, -100 as padding."""
+        """Shift `labels` `(batch, target)` right behind the start token, with padding for -100."""
         start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
         shifted = torch.cat((start, labels[:, :-1]), dim=1)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)

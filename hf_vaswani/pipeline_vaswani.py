@@ -10,8 +10,8 @@ from transformers import Pipeline
 class VaswaniTranslationPipeline(Pipeline):
     """Translates with a sequence-to-sequence model, as the pipeline of transformers 4 did.
 
-    Takes a sentence, a list of sentences or a generator. What to say to `generate()` may be given when
-    the pipeline is made or called.
+    Takes a sentence, a list of sentences or a generator. Options of `generate()` may be given when the pipeline is
+    made or called.
 
     Example:
 
@@ -45,12 +45,12 @@ class VaswaniTranslationPipeline(Pipeline):
         """
         Args:
             inputs (`str`, `list[str]`, generator or `KeyDataset`): Raw text. Empty text gives empty text.
-            batch_size (`int`, *optional*): Sentences translated together; of a list, 16 of similar length.
-            progress (`bool`, *optional*): Whether a list shows its progress; when not given, lists of 200 or more do.
+            batch_size (`int`, *optional*): Sentences translated together; by default, 16 of similar length in a list.
+            progress (`bool`, *optional*): Show a progress bar; by default, for lists of 200 or more.
             return_tensors (`bool`, *optional*): Return the tokens as `translation_token_ids` instead of text.
-            truncation (`bool`, *optional*): Cut what is longer than the tokenizer's `model_max_length`.
-            clean_up_tokenization_spaces (`bool`, *optional*): For the tokenizer's `decode`.
-            **kwargs: For `generate()`.
+            truncation (`bool`, *optional*): Truncate text to the tokenizer's `model_max_length`.
+            clean_up_tokenization_spaces (`bool`, *optional*): Passed to the tokenizer's `decode`.
+            **kwargs: Passed to `generate()`.
 
         Returns:
             For a sentence, a list of dictionaries `{"translation_text": ...}`, one for each returned sequence. For a
@@ -109,7 +109,7 @@ class VaswaniTranslationPipeline(Pipeline):
         return {"output_ids": sequences.unflatten(0, (len(model_inputs["input_ids"]), -1)), "is_empty": is_empty}
 
     def postprocess(self, model_outputs: dict, return_tensors=False, clean_up_tokenization_spaces=None) -> list[dict]:
-        """What is returned for one sentence."""
+        """Translations of one sentence, as text or tokens."""
         sequences = model_outputs["output_ids"][0]
         if model_outputs["is_empty"]:
             sequences = sequences[:, :0]

@@ -189,3 +189,55 @@ def test_the_form_set_on_the_models_own_configuration_survives_too(tmp_path):
 def test_a_bad_option_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         noisy_model().generate(**batch_of([3]), **options)
+
+
+def test_a_callers_own_loop_gets_what_generate_prepares():
+    """`custom_generate`, with the length that `max_extra_tokens` allows and the fields of the search."""
+
+    def loop(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+        assert generation_config.length_penalty_form == "gnmt"
+        return torch.full((len(input_ids), 1), generation_config.max_length)
+
+    outputs = noisy_model().generate(**batch_of([4, 9]), **PAPER, max_extra_tokens=5, custom_generate=loop)
+    assert outputs.tolist() == [[15]] * 8  # nine tokens, five more and the start token, for each of four beams
+
+
+def test_the_models_own_loop_gives_everything_that_can_be_asked_for():
+    """GNMT's penalty with outputs of every step, which the fast decoder does not have."""
+    model, inputs = noisy_model(1), batch_of([5, 3])
+    model.set_attn_implementation("eager")
+    names = ("scores", "logits", "attentions", "hidden_states")
+    asked = {f"output_{name}": True for name in names}
+    outputs = model.generate(**inputs, **PAPER, max_extra_tokens=4, return_dict_in_generate=True, **asked)
+    steps = len(outputs.scores)
+    assert len(outputs.logits) == len(outputs.decoder_attentions) == len(outputs.decoder_hidden_states) == steps
+    torch.testing.assert_close(outputs.scores[0], outputs.logits[0].log_softmax(-1))
+    assert tuple(outputs.cross_attentions[0][1].shape) == (8, 2, 1, 5)
+    assert len(outputs.encoder_attentions) == 2 and len(outputs.encoder_hidden_states) == 3
+    assert outputs.past_key_values.get_seq_length() == steps
+    assert torch.equal(outputs.sequences, model.generate(**inputs, **PAPER, max_extra_tokens=4))
+
+
+def test_encoder_outputs_of_the_caller_stay_as_they_are():
+    model, inputs = noisy_model(1), batch_of([5, 3])
+    with torch.no_grad():
+        states = model.get_encoder()(**inputs)
+    options = {"encoder_outputs": states, "attention_mask": inputs["attention_mask"], "renormalize_logits": True}
+    outputs = model.generate(**options, num_beams=3, max_new_tokens=4)  # neither loop's first choice: prepared twice
+    assert tuple(states[0].shape) == (2, 5, 16)
+    assert torch.equal(outputs, model.generate(**inputs, num_beams=3, max_new_tokens=4, renormalize_logits=True))
+
+
+def test_a_synced_search_calls_the_model_until_every_process_has_finished(monkeypatch):
+    """Another process is unfinished for six steps; this one has three."""
+    model, calls, rounds = noisy_model(), [], []
+    model.model.decoder.register_forward_hook(lambda *_: calls.append(1))
+
+    def all_reduce(flag):
+        rounds.append(flag.item())
+        flag += len(rounds) <= 6
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    outputs = model.generate(**batch_of([4]), **PAPER, max_new_tokens=3, suppress_tokens=[EOS], synced_gpus=True)
+    assert outputs.shape[1] == 4
+    assert (len(calls), rounds) == (6, [1, 1, 1, 0, 0, 0, 0])

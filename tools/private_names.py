@@ -3,7 +3,7 @@
     python tools/private_names.py
 
 A private name is one with a leading underscore that another package defines: imported, read as an attribute, or
-overridden in a class. The table has one row for each file, with the names and the reason. The check fails where the
+overridden in a class. Each row of the table has a file (that of the row above if empty), the names and the reason. The check fails where the
 code uses a name that is not listed, where the list has a name that no code uses, and where a module of this project
 imports a private name of another module.
 """
@@ -123,8 +123,10 @@ def listed_names(text: str) -> dict[str, set[str]]:
     """
     section = text.partition(SECTION)[2].partition("\n## ")[0]
     listed: dict[str, set[str]] = defaultdict(set)
-    for file, names in re.findall(r"^\| `([^`|]+)` \| ([^|]+) \| [^|]+ \|$", section, re.MULTILINE):
-        listed[file].update(re.findall(r"`([^`]+)`", names))
+    file = ""
+    for first, names in re.findall(r"^\| (?:`([^`|]+)`)? ?\| ([^|]+) \| [^|]+ \|$", section, re.MULTILINE):
+        file = first or file
+        listed[file].update(name.rpartition(".")[2] for name in re.findall(r"`([^`]+)`", names))
     return listed
 
 
