@@ -60,7 +60,8 @@ def test_curves_are_drawn(tmp_path, capsys):
 
 def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "evaluate", None)
-    monkeypatch.delitem(sys.modules, "training.score", raising=False)
+    for module in ("training.score", "training.evaluation.modules"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     assert main(["score", "--hypotheses", "x", "--references", "y"]) == 1
     assert "pip install 'hf-vaswani[train]'" in capsys.readouterr().err
 

@@ -3,9 +3,9 @@
     python tools/private_names.py
 
 A private name is one with a leading underscore that another package defines: imported, read as an attribute, or
-overridden in a class. Each row of the table has a file (that of the row above if empty), the names and the reason. The check fails where the
-code uses a name that is not listed, where the list has a name that no code uses, and where a module of this project
-imports a private name of another module.
+overridden in a class. Each row of the table has a file (that of the row above if empty), the names and the reason. The
+check fails where the code uses a name that is not listed, where the list has a name that no code uses, and where a
+module of this project imports a private name of another module.
 """
 
 import ast
