@@ -158,4 +158,5 @@ def test_a_name_that_ends_in_gz_is_written_compressed(tmp_path):
     data = (tmp_path / "a.gz").read_bytes()
     assert len(data) < 200
     assert gzip.GzipFile(fileobj=io.BytesIO(data)).read() == "Grüße\n".encode() * 1000
-    assert (tmp_path / "b.gz").read_bytes() == data  # no time, no name
+    assert (tmp_path / "b.gz").read_bytes() == data  # no name
+    assert data[4:8] == bytes(4)  # no time (RFC 1952, section 2.3)
