@@ -209,7 +209,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         _refuse(ensemble)
         if limits is not None:
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), SourceLengthLimit(limits)])
-        return call_library(stopping_criteria=stopping_criteria)
+        return call_library(stopping_criteria=stopping_criteria, **_copied_encoder_outputs(options))
 
     def _settings(self, generation_config, own: dict, options: dict) -> tuple[GenerationConfig, dict]:
         """Merge the generation configuration of a call, with this model's own fields; also return the model's inputs.
