@@ -92,7 +92,7 @@ def _check_configurations(folder: Path, saved: dict[str, dict]) -> None:
     path = folder / CONFIG_NAME
     if CONFIG_NAME in saved and path.is_file() and (found := checksum(path)["sha256"]) != saved[CONFIG_NAME]["sha256"]:
         raise OSError(
-            f"{path} is not the one that was saved with the weights: its SHA-256 is {found}, in {CHECKSUMS_NAME} it is "
+            f"{path} is not the one that was saved with the weights: its SHA-256 is {found}, and {CHECKSUMS_NAME} has "
             f"{saved[CONFIG_NAME]['sha256']}. Get it again; if it was changed on purpose, remove {CONFIG_NAME} from "
             f"{CHECKSUMS_NAME}, and save the model again to renew that."
         )

@@ -37,7 +37,7 @@ SELF_EXPLAINING = (ValueError, OSError, SafetensorError, StrictDataclassError)
 
 
 @contextlib.contextmanager
-def naming(place: str | Path) -> Iterator[None]:
+def naming(place: str | Path, foreign_code: bool = True) -> Iterator[None]:
     """Turn whatever a library raises on reading a broken file into an error of one line that names the file.
 
     Broken files make `transformers` raise TypeError, KeyError, AttributeError and others from deep inside, so every
@@ -45,6 +45,7 @@ def naming(place: str | Path) -> Iterator[None]:
 
     Args:
         place (`str` or `Path`): The file, or the checkpoint.
+        foreign_code (`bool`): Whether the option that allows foreign code would help where such code was refused.
 
     Raises:
         OSError: A library raised one.
@@ -54,7 +55,7 @@ def naming(place: str | Path) -> Iterator[None]:
         yield
     except Exception as error:
         text = " ".join(str(error).split())
-        if "trust_remote_code" in text:
+        if foreign_code and "trust_remote_code" in text:
             raise ValueError(refusal(place)) from error
         if not isinstance(error, SELF_EXPLAINING):
             text = f"{type(error).__name__}: {text}"
