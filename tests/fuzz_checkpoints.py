@@ -17,6 +17,7 @@ VALUES = (
     *(float("nan"), float("inf"), "", "four", "4", "null", "../x", "a" * 5000, "ü", [], [[]], [1, 2], ["x"], [None]),
     *({}, {"a": 1}, {"": {}}, [{}], {"0": [0]}),
 )
+OTHER = (b"", b"null", b"[]", b"3", b'"x"', b"{}", b"{}}", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 99)
 # Fields that transformers reads, but this project does not write.
 MORE_FIELDS = {
     "config.json": (
@@ -29,17 +30,25 @@ MORE_FIELDS = {
     ),
     "generation_config.json": (
         *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "early_stopping", "max_time"),
+        *("stop_strings", "do_sample", "num_beams", "use_cache", "cache_implementation", "cache_config"),
         *(
-            "stop_strings",
-            "do_sample",
-            "num_beams",
-            "use_cache",
-            "cache_implementation",
-            "cache_config",
             "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "top_h",
+            "typical_p",
+            "epsilon_cutoff",
+            "eta_cutoff",
+            "repetition_penalty",
         ),
-        *("top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty"),
-        *("encoder_repetition_penalty", "length_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+        *(
+            "repetition_penalty",
+            "encoder_repetition_penalty",
+            "length_penalty",
+            "no_repeat_ngram_size",
+            "bad_words_ids",
+        ),
         *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "suppress_tokens"),
         *("begin_suppress_tokens", "sequence_bias", "token_healing", "guidance_scale", "watermarking_config"),
         *("num_return_sequences", "output_attentions", "output_scores", "return_dict_in_generate"),
@@ -84,9 +93,7 @@ def _spoil_bytes(path: Path, random: Random, way: str) -> str:
         place, byte = random.randrange(len(content)), random.randrange(256)
         path.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
         return f"byte {place} is {byte}"
-    other = random.choice(
-        (b"", b"null", b"[]", b"3", b'"x"', b"{}", b"{}}", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 99)
-    )
+    other = random.choice(OTHER)
     path.write_bytes(other)
     return f"is {other[:20]!r}"
 

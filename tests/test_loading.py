@@ -401,7 +401,10 @@ BROKEN = {
     "empty tokenizer": (write("tokenizer.json", "{}"), ["tokenizer.json", "model"]),
     "cut tokenizer_config": (cut("tokenizer_config.json"), ["tokenizer_config.json", "expected JSON"]),
     "no padding": (fields("tokenizer_config.json", pad_token=None), ["tokenizer_config.json", "padding token"]),
-    "padding_side": (fields("tokenizer_config.json", padding_side="up"), ["tokenizer_config.json", "'up'"]),
+    "padding_side": (
+        fields("tokenizer_config.json", padding_side="up"),
+        ["tokenizer_config.json", "adding side", "up"],
+    ),
     "empty config": (write("config.json", ""), ["config.json", "expected JSON"]),
     "deep config": (write("config.json", "[" * 100_000), ["config.json", "expected JSON", "recursion"]),
     "list for config": (write("config.json", "[3]"), ["config.json", "expected a JSON object, found [3]"]),
@@ -431,6 +434,11 @@ BROKEN = {
         fields("generation_config.json", length_penalty_form="gnnt"),
         ["generation_config.json: length_penalty_form", "length or gnmt", '"gnnt"'],
     ),
+    "repetition_penalty": (
+        fields("generation_config.json", repetition_penalty=2),
+        ["generation_config.json: repetition_penalty", "as 1.0", "2"],
+    ),
+    "no start": (write("generation_config.json", "{}"), ["generation_config.json: decoder_start_token_id"]),
     "early_stopping": (
         fields("generation_config.json", early_stopping=[]),
         ["generation_config.json: early_stopping", "never", "[]"],
@@ -459,13 +467,10 @@ def test_what_is_broken_is_one_line(folder, run, capsys, broken):
     assert all(fact in message for fact in facts), message
 
 
-@pytest.mark.parametrize(
-    "broken", ["no model", "an adapter", "a file", "cut weights", "cut tokenizer_config", "d_model"]
-)
+@pytest.mark.parametrize("broken", ["no model", "an adapter", "a file", "cut weights", "cut tokenizer", "d_model"])
 @pytest.mark.parametrize("command", [name for name in LOADING if name != "translate"])
 def test_every_command_says_what_is_broken_in_one_line(folder, run, capsys, command, broken):
-    spoil, facts = BROKEN[broken]
-    spoil(folder)
+    BROKEN[broken][0](folder)
     assert run(command, folder) == 1
     assert str(folder) in one_line(capsys)
 
