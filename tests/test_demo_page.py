@@ -267,7 +267,7 @@ def test_the_app_of_a_space_starts(checkpoint, tmp_path, monkeypatch, capsys):
             sys.modules, name.replace("training", "hf_vaswani_training"), importlib.import_module(name)
         )
     load = demo.load_checkpoint
-    monkeypatch.setattr(demo, "load_checkpoint", lambda name, dtype: load({"user/name": str(checkpoint)}[name], dtype))
+    monkeypatch.setattr(demo, "load_checkpoint", lambda name, *args, **kwargs: load(str(checkpoint), *args, **kwargs))
     served = []
     monkeypatch.setattr(gradio.Blocks, "launch", lambda self, **options: served.append((self.title, options)))
     runpy.run_path(str(tmp_path / "space" / "app.py"), run_name="__main__")

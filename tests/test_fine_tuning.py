@@ -159,7 +159,7 @@ def test_folders_that_are_no_model_are_refused(start, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no checkpoint, there is no config\.json"):
         starting_checkpoint(str(tmp_path))
     MarianConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="a model of type 'marian', expected 'vaswani'"):
+    with pytest.raises(ValueError, match=r"config\.json: model_type: expected 'vaswani', found 'marian'"):
         starting_checkpoint(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="an adapter, not a model"):

@@ -241,7 +241,7 @@ def test_the_command_in_the_card_gives_the_scores_in_the_card(
     command = shlex.split(re.search(r"^By `hf-vaswani (.*)`\.$", found, re.M)[1])
     assert command[:3] == ["score", "--model", "alice/round"]
     folder = str(run / "average-last")
-    monkeypatch.setattr("training.score.load_checkpoint", lambda name, dtype: load_checkpoint(folder, dtype))
+    monkeypatch.setattr("training.score.load_checkpoint", lambda name, dtype, **kwargs: load_checkpoint(folder, dtype))
     capsys.readouterr()
     small = ["--paired-bootstrap", "60", "--paired-randomization", "60"]
     assert main([*command, *small, "--json"]) == 0

@@ -31,13 +31,15 @@ TRUST = "--trust-remote-code"
 
 BYTES = 4  # of a weight in float32
 BYTES_OF_A_LAYER = 50_000  # of Python objects, beside its weights; measured
+FEW = 10_000_000  # parameters, which are built in no time
+MOST_SURPLUS = 10  # a model as many times as large as its weights is not built to find out which are missing
 MOST_NAMES = 3  # in a message
 MOST_TEXT = 400  # characters of a library's message
 SELF_EXPLAINING = (ValueError, OSError, SafetensorError, StrictDataclassError)
 
 
 @contextlib.contextmanager
-def naming(place: str | Path) -> Iterator[None]:
+def naming(place: str | Path, foreign_code: bool = True) -> Iterator[None]:
     """Turn whatever a library raises on reading a broken file into an error of one line that names the file.
 
     Broken files make `transformers` raise TypeError, KeyError, AttributeError and others from deep inside, so every
@@ -45,6 +47,7 @@ def naming(place: str | Path) -> Iterator[None]:
 
     Args:
         place (`str` or `Path`): The file, or the checkpoint.
+        foreign_code (`bool`): Whether the option that allows foreign code would help where such code was refused.
 
     Raises:
         OSError: A library raised one.
@@ -54,7 +57,7 @@ def naming(place: str | Path) -> Iterator[None]:
         yield
     except Exception as error:
         text = " ".join(str(error).split())
-        if "trust_remote_code" in text:
+        if foreign_code and "trust_remote_code" in text:
             raise ValueError(refusal(place)) from error
         if not isinstance(error, SELF_EXPLAINING):
             text = f"{type(error).__name__}: {text}"
@@ -120,10 +123,22 @@ def check_folder(folder: Path, trust_remote_code: bool = False, ours: bool = Fal
     if (folder / GENERATION).is_file():
         check_generation(folder / GENERATION, config)
     check_tokenizer_files(folder)
-    for path in weight_files(folder).values():
-        if path.suffix == ".safetensors":
-            with naming(path), safe_open(path, "pt"):
-                pass
+    stored = sum(count_stored(path) for path in weight_files(folder).values() if path.suffix == ".safetensors")
+    if config is not None and stored and (described := count_parameters(config)) > max(MOST_SURPLUS * stored, FEW):
+        raise ValueError(
+            f"{folder}: the weights do not fit the model: {CONFIG} describes {described:,} parameters, and {stored:,} "
+            "are stored."
+        )
+
+
+def count_stored(path: Path) -> int:
+    """Elements of all tensors in a safetensors file, by its header.
+
+    Raises:
+        ValueError: The file is broken.
+    """
+    with naming(path), safe_open(path, "pt") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118, no mapping
 
 
 def check_tokenizer_files(folder: Path) -> None:
@@ -191,7 +206,7 @@ Rule = tuple[Callable[..., bool], str]
 COUNT: Rule = (_is_count, "a whole number of at least 0")
 POSITIVE: Rule = (lambda value: _is_count(value, 1), "a whole number of at least 1")
 NUMBER: Rule = (_is_number, "a number")
-ABOVE_ZERO: Rule = (lambda value: _is_number(value) and value > 0, "a number above 0")
+FLOAT_ABOVE_ZERO: Rule = (lambda value: isinstance(value, float) and value > 0, "a number above 0, as 1.0")
 SHARE: Rule = (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1")
 BOOL: Rule = (_is_bool, "true or false")
 TEXT: Rule = (lambda value: isinstance(value, str), "a text")
@@ -218,7 +233,7 @@ GENERATION_FIELDS: dict[str, Rule] = {
     "length_penalty": NUMBER,
     "length_penalty_form": (lambda value: value in LENGTH_PENALTY_FORMS, " or ".join(LENGTH_PENALTY_FORMS)),
     "early_stopping": (lambda value: isinstance(value, bool) or value == "never", 'true, false or "never"'),
-    **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty"), ABOVE_ZERO),
+    **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty"), FLOAT_ABOVE_ZERO),
     **dict.fromkeys(("top_p", "typical_p"), SHARE),
     **dict.fromkeys(("do_sample", "use_cache", "fast_decoding", "renormalize_logits", "remove_invalid_values"), BOOL),
     **dict.fromkeys(("output_scores", "output_logits", "output_attentions", "output_hidden_states"), BOOL),

@@ -1,6 +1,9 @@
 """Load checkpoints: model and tokenizer, alone or as an ensemble. Wherever one is read here, foreign code is refused
 unless asked for, and weights must fit."""
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +73,23 @@ def load_model(
     """
     check_folder(find_checkpoint(name), trust_remote_code, ours=model_class is not AutoModelForSeq2SeqLM)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # reported, and refused below
-    with naming(name):
+    with naming(name), no_report():
         model, report = model_class.from_pretrained(str(name), trust_remote_code=trust_remote_code, **kwargs)
     check_fit(name, report)
     check_finite(name, model)
     return model
+
+
+@contextlib.contextmanager
+def no_report() -> Iterator[None]:
+    """Keep the library from logging a table of the weights that do not fit, of which `check_fit` says a line."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -145,7 +160,8 @@ def try_search(name: str, model: PreTrainedModel) -> None:
     settings = model.generation_config.to_diff_dict()
     if not (others := other_settings(settings)):
         return
-    with naming(f"{name}: {GENERATION}: {', '.join(others)}"):
+    place = Path(name) / GENERATION if Path(name).is_dir() else f"{name}: {GENERATION}"
+    with naming(f"{place}: {', '.join(others)}", foreign_code=False):
         model.eval().generate(torch.tensor([[model.config.eos_token_id or 0]]), max_new_tokens=2)
 
 

@@ -21,7 +21,7 @@ from transformers import (
 from hf_vaswani import VaswaniConfig
 
 from .batches import by_threads, share_of_batches, token_batches
-from .checkpoint_files import check_search
+from .checkpoint_files import GENERATION, check_search
 from .forced_decoding import TokenTexts, id_log_probabilities
 from .loading import position_limit
 
@@ -167,6 +167,11 @@ class Search:
         if isinstance(self.model.config, VaswaniConfig):
             settings = {**self.model.generation_config.to_dict(), **self.options}
             check_search(self.model.config, settings, "The search")
+            if settings.get("decoder_start_token_id") is None and settings.get("bos_token_id") is None:
+                raise ValueError(
+                    f"{self.model.name_or_path}: {GENERATION}: decoder_start_token_id: expected an id, found none, "
+                    "nor a bos_token_id."
+                )
         if sampling is not None:
             self.options |= {"do_sample": True, "num_beams": 1}
         if len(models) > 1:
