@@ -18,7 +18,7 @@ import pytest
 from training import cli
 from training.ablation.table import read_results, write_table
 from training.data.pairs import load_pairs
-from training.data.readers import DataError, read_pairs
+from training.data.readers import read_pairs
 from training.evaluation.test_sets import read_texts
 from training.publishing.curves import draw_curves
 from training.publishing.records import find_run

@@ -42,7 +42,7 @@ NUMBERS = {
 class StateFile(TypedDict):
     """What is used of `trainer_state.json`."""
 
-    log_history: list[dict[str, Any]]
+    log_history: NotRequired[list[dict[str, Any]]]
     global_step: NotRequired[int]
     epoch: NotRequired[int | float | None]
     max_steps: NotRequired[int]
@@ -72,7 +72,7 @@ def read_state(folder: Path) -> dict:
     """
     path = folder / STATE_NAME
     state = read_record(path, StateFile)
-    for index, entry in enumerate(state["log_history"]):
+    for index, entry in enumerate(state.get("log_history", [])):
         for name in ("step", *(name for name in entry if name in NUMBERS)):
             if not isinstance(entry.get(name), int if name == "step" else (int, float)):
                 found = reprlib.repr(entry.get(name))
