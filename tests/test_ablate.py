@@ -404,3 +404,24 @@ def test_a_picture_is_drawn(tmp_path):
 def test_without_a_finished_run_there_is_no_table(tmp_path, capsys):
     assert main(["ablate", "--output", str(tmp_path), "--table-only"]) == 1
     assert "no finished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{cut", "not a JSON object"),
+        ("3", "expected a JSON object, found 3"),
+        ('{"row": "base"}', "no field 'averaged'"),
+        ({"seed": "x"}, "'seed' expected int, got str (value: 'x')"),
+        ({"row": "Z-h4"}, "row: expected one of Table 3, found 'Z-h4'"),
+        ({"bleu": math.nan}, "bleu: expected a finite number, found nan"),
+    ],
+)
+def test_a_broken_result_is_one_line_that_names_file_and_field(tmp_path, capsys, text, message):
+    path = tmp_path / "base" / "seed-1" / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text if isinstance(text, str) else json.dumps({**runs("base", [5.0], [20.0])[0], **text}))
+    assert main(["ablate", "--output", str(tmp_path), "--table-only"]) == 1
+    error = capsys.readouterr().err
+    assert f"{path}: " in error and message in error
+    assert error.count("\n") == 1
