@@ -13,9 +13,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vaswani import TABLE_3, VaswaniConfig
 from training.ablation.experiment import Ablation, evaluate
 from training.ablation.rows import base_config, named_rows, row_config
-from training.ablation.table import read_results, summary, to_markdown, verdict
+from training.ablation.table import summary, to_markdown, verdict
 from training.cli import main
-from training.data.readers import DataError
 from training.demo_data import write_demo_data
 from training.inference.translation import translate
 from training.paper import PAPER
@@ -408,21 +407,25 @@ def test_without_a_finished_run_there_is_no_table(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("text", "message"),
     [
-        ({"perplexity": math.inf}, "perplexity is inf"),
-        ({"bleu": math.nan}, "bleu is nan"),
-        ({"bleu": None}, "bleu is None"),
-        ({"row": "F"}, "no row 'F'"),
-        ({"row": ["base"]}, r"no row \['base'\]"),
+        ("{cut", "not a JSON object"),
+        ("3", "expected a JSON object, found 3"),
+        ('{"row": "base"}', "no field 'averaged'"),
+        ({"seed": "x"}, "'seed' expected int, got str (value: 'x')"),
+        ({"row": "Z-h4"}, "row: expected one of Table 3, found 'Z-h4'"),
+        ({"bleu": math.nan}, "bleu: expected a finite number, found nan"),
+        ({"perplexity": math.inf}, "perplexity: expected a finite number, found inf"),
     ],
 )
-def test_a_result_that_no_table_can_hold_is_named(tmp_path, change, message):
-    path = tmp_path / "base" / "seed-0" / "result.json"
+def test_a_broken_result_is_one_line_that_names_file_and_field(tmp_path, capsys, text, message):
+    path = tmp_path / "base" / "seed-1" / "result.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"row": "base", "seed": 0, "perplexity": 5.0, "bleu": 25.0} | change))
-    with pytest.raises(DataError, match=rf"seed-0/result\.json: .*{message}"):
-        read_results(tmp_path)
+    path.write_text(text if isinstance(text, str) else json.dumps({**runs("base", [5.0], [20.0])[0], **text}))
+    assert main(["ablate", "--output", str(tmp_path), "--table-only"]) == 1
+    error = capsys.readouterr().err
+    assert f"{path}: " in error and message in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [-math.inf, math.nan, -800.0])

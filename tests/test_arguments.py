@@ -1,3 +1,4 @@
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -10,6 +11,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from hf_vaswani import VaswaniConfig
+from training.cli import main
 from training.trainer.arguments import VaswaniTrainingArguments, expand, load_recipe, packaged_recipes, parse_arguments
 
 
@@ -60,6 +62,48 @@ def test_what_is_wrong_with_a_recipe_is_named(tmp_path, text, message):
     recipe.write_text(text)
     with pytest.raises(ValueError, match=message):
         parse("--config", str(recipe))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_steps: [1]\n", "max_steps: expected one value, found a list of 1"),
+        ("max_steps: {a: 1}\n", "max_steps: expected a value, found a mapping"),
+        ("train_files: [[a], b]\n", "train_files: expected a list of names, found ['a']"),
+        ("train_files: [--resume, b]\n", "train_files: expected a list of names, found '--resume'"),
+        ("max_steps: 2001-01-01\n", "--max-steps: invalid int value: '2001-01-01'"),
+        ("max_steps: 1" + "0" * 400 + "\n", "max_steps must be below 2**63"),
+        ("learning_rate: 1e400\n", "learning_rate must be a finite number, got inf"),
+        ("max_length_ratio: .nan\n", "--max-length-ratio: invalid float value: '.nan'"),
+        ("seed: -1\n", "seed must be at least 0 and below 2**32, got -1"),
+        ('output_dir: "a\\0b"\n', "output_dir holds a null byte"),
+        ("lr_scheduler_kwargs: '{'\n", "lr_scheduler_kwargs: expected a mapping, as JSON"),
+        ("model_overrides: {d_model: [1]}\n", "model_overrides, d_model: expected one value, found ['1']"),
+        ("model_overrides: {dropout: 2001-99-99}\n", "model_overrides, dropout: month must be in 1..12"),
+        ("model_overrides: '['\n", "model_overrides '[': not valid YAML"),
+        ("model_overrides: 3\n", "model_overrides '3': expected 'field: value' lines, found str"),
+        ("a: &x [1]\nb: *x\n", "not valid YAML: aliases are not read"),
+        ("a: " + "[" * 3000, "not valid YAML"),
+        ("", "expected 'field: value' lines, found"),
+        ("\0", "not valid YAML"),
+        (b"\xff\xfe", "byte 0xff at position 0 is not UTF-8"),
+        (b"a" * (2**20 + 1), "1,048,577 bytes; a recipe has at most 1,048,576"),
+    ],
+)
+def test_a_recipe_of_wrong_types_is_one_line_that_names_file_and_field(tmp_path, capsys, text, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert main(["train", "--config", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert message in error and str(path) in error
+    assert error.count("\n") == 1 and len(error) < 1000
+
+
+def test_a_recipe_that_is_no_file_is_said_to_be_so(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for name, message in (("", "is a folder, not a file"), ("pipe.yaml", "expected a regular file")):
+        assert main(["train", "--config", str(tmp_path / name)]) == 1
+        assert f"{tmp_path / name}: {message}" in capsys.readouterr().err
 
 
 def test_a_field_says_what_its_value_means(tmp_path):

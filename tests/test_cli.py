@@ -58,6 +58,27 @@ def test_curves_are_drawn(tmp_path, capsys):
     assert "no such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"cut', "not a JSON object"),
+        ("[]", "expected a JSON object, found []"),
+        ('{"log_history": 3}', "'log_history' expected a list, got int"),
+        ('{"log_history": [{"loss": 1}]}', "log_history[0]: step: expected a number, found None"),
+        ('{"log_history": [{"step": 1, "loss": "x"}]}', "log_history[0]: loss: expected a number, found 'x'"),
+        ('{"log_history": [], "max_steps": ' + "9" * 5000 + "}", "an integer of 5000 digits"),
+        ('{"log_history": ' + "[" * 5000 + "]" * 5000 + "}", "recursion"),
+    ],
+)
+def test_a_broken_state_is_one_line_that_names_file_and_field(tmp_path, capsys, text, message):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "trainer_state.json").write_text(text)
+    assert main(["curves", "--run", str(tmp_path), "--output", str(tmp_path / "curves.png")]) == 1
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'trainer_state.json'}: " in error and message in error
+    assert error.count("\n") == 1
+
+
 def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "evaluate", None)
     for module in ("training.score", "training.evaluation.modules"):

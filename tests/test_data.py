@@ -1,7 +1,11 @@
 import gzip
 import json
 import logging
+import os
+import tempfile
+import threading
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -12,7 +16,7 @@ from transformers import AutoTokenizer
 
 from training.data.encoding import FilteredStream, filter_by_length, lengths, share_of_stream, tokenize
 from training.data.pairs import load_hub_pairs, load_pairs
-from training.data.readers import DataError
+from training.data.readers import DataError, read_columns, read_lines, read_pairs
 from training.data.tokenizer import train_tokenizer
 
 
@@ -124,12 +128,150 @@ def test_what_is_wrong_with_text_files_is_named(tmp_path, source, target, messag
         ("a.jsonl", '["one", "eins"]\n', r"a\.jsonl:1: expected an object"),
         ("a.jsonl", '{"en": "one", "de": " "}\n', r"a\.jsonl:1: empty de sentence"),
         ("a.parquet", "not parquet", r"a\.parquet: not a Parquet file"),
+        ("a.jsonl", '{"en": "one", "de": ' + "9" * 5000 + "}\n", r"a\.jsonl:1: not a JSON object: .*5000 digits"),
+        ("a.jsonl", '{"en": ' + "[" * 5000 + "]" * 5000 + "}\n", r"a\.jsonl:1: not a JSON object: .*recursion"),
+        ("a.jsonl", '{"en": ' + "[" * 900 + "]" * 900 + ', "de": "eins"}\n', r"a\.jsonl:1: column 'en' is not text"),
+        (
+            "a.jsonl",
+            '{"translation": 3}\n',
+            r"a\.jsonl:1: column 'translation': expected an object.*en and de.*found 3",
+        ),
+        (
+            "a.jsonl",
+            '{"translation": ["one", "eins"]}\n',
+            r"a\.jsonl:1: column 'translation'.*found \['one', 'eins'\]",
+        ),
+        ("a.jsonl", '{"translation": {}}\n', r"a\.jsonl:1: no column 'en'; found none"),
         ("a.txt", "one\n", r"a\.txt: one file of pairs must end in \.tsv"),
     ],
 )
 def test_what_is_wrong_with_a_file_of_pairs_is_named(tmp_path, name, text, message):
     with pytest.raises(DataError, match=message):
         load_pairs([write(tmp_path / name, text)], "en", "de")
+
+
+def write_parquet(path, columns: dict, **options) -> str:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, **options)
+    return str(path)
+
+
+def no_utf8() -> pyarrow.Array:
+    """Said to be text."""
+    buffers = pyarrow.array([b"one", b"tw\xff"], pyarrow.binary()).buffers()
+    return pyarrow.Array.from_buffers(pyarrow.string(), 2, buffers)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"en": ["one"], "fr": ["un"]}, r"a\.parquet: no column 'de'; found en, fr"),
+        ({"en": ["one"], "de": [3]}, r"a\.parquet: row 1: column 'de' is not text: 3"),
+        ({"en": ["one"], "de": [b"eins"]}, r"a\.parquet: row 1: column 'de' is not text: b'eins'"),
+        ({"translation": [{"en": "one", "de": "eins"}, None]}, r"row 2: column 'translation': expected.*found None"),
+        ({"translation": ["one"]}, r"a\.parquet: row 1: column 'translation': expected an object.*found 'one'"),
+        ({"en": no_utf8(), "de": ["eins", "zwei"]}, r"a\.parquet: .*'utf-8' codec can't decode byte 0xff"),
+        ({"en": pyarrow.array([2**62], pyarrow.timestamp("us")), "de": ["eins"]}, r"a\.parquet: .*cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_columns_of_parquet_is_named(tmp_path, columns, message):
+    with pytest.raises(DataError, match=message):
+        load_pairs([write_parquet(tmp_path / "a.parquet", columns)], "en", "de")
+
+
+def test_columns_of_parquet_that_nobody_asks_for_may_be_anything(tmp_path):
+    columns = {"en": ["one"], "de": ["eins"], "when": pyarrow.array([2**62], pyarrow.timestamp("us"))}
+    assert read([write_parquet(tmp_path / "a.parquet", columns)]) == [("one", "eins")]
+
+
+def test_damaged_pages_of_parquet_are_named(tmp_path):
+    """Wherever the damage is, the file is read or the error names it."""
+    columns = {"en": [f"one {i}" for i in range(500)], "de": [f"eins {i}" for i in range(500)]}
+    whole = Path(
+        write_parquet(tmp_path / "a.parquet", columns, compression="snappy", use_dictionary=False)
+    ).read_bytes()
+    refused = 0
+    for place in range(4, len(whole), len(whole) // 60):
+        (tmp_path / "a.parquet").write_bytes(whole[:place] + b"\xff\xff\xff" + whole[place + 3 :])
+        try:
+            list(read_pairs([str(tmp_path / "a.parquet")], ("en", "de")))
+        except DataError as error:
+            assert "a.parquet" in str(error) and "\n" not in str(error)
+            refused += 1
+    assert refused > 10
+
+
+def unprivileged(action) -> str:
+    """What an action raises in a process of a user who may read nothing that is not open to all."""
+    read_end, write_end = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.seteuid(65534)
+            action()
+            message = "no error"
+        except BaseException as error:
+            message = f"{type(error).__name__}: {error}"
+        os.write(write_end, message.encode())
+        os._exit(0)
+    os.close(write_end)
+    with open(read_end, encoding="utf-8") as told:
+        message = told.read()
+    os.waitpid(child, 0)
+    return message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("closed", ["the file", "its folder"])
+def test_a_file_without_permission_is_named_and_not_called_missing(closed):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are root's alone
+        os.chmod(folder, 0o755)
+        place = Path(folder, "inner")
+        place.mkdir(mode=0o755)
+        file = write(place / "a.tsv", "one\teins\n")
+        os.chmod(file if closed == "the file" else place, 0)
+        for check in (lambda: load_pairs([file], "en", "de"), lambda: read_columns([file])):
+            assert unprivileged(check) == f"OSError: {file}: cannot be read: Permission denied."
+
+
+def test_a_pipe_or_a_device_is_refused_where_data_are_read_twice(tmp_path):
+    os.mkfifo(tmp_path / "a.tsv")
+    for file in (str(tmp_path / "a.tsv"), "/dev/zero"):
+        for streaming in (False, True):
+            with pytest.raises(OSError, match=f"{file}: expected a regular file.*found a pipe or a device"):
+                load_pairs([file], "en", "de", streaming=streaming)
+    with pytest.raises(OSError, match=r"'a\\x00b'|a\x00b: cannot be read: embedded null byte"):
+        load_pairs(["a\0b"], "en", "de")
+
+
+def test_a_pipe_is_scored(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    other = write(tmp_path / "other", "eins\nzwei\n")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("one\ntwo\n",))
+    writer.start()
+    assert read_columns([str(tmp_path / "pipe"), other]) == [["one", "two"], ["eins", "zwei"]]
+    writer.join()
+
+
+def test_a_line_without_an_end_fills_no_memory(tmp_path):
+    """Of a device, and of a gzip file of 200 kB that would be 200 MB."""
+    bomb = tmp_path / "a.gz"
+    with gzip.open(bomb, "wb") as file:
+        for _ in range(200):
+            file.write(b"a" * 10**6)
+    for name in ("/dev/zero", str(bomb)):
+        tracemalloc.start()
+        try:
+            with pytest.raises(DataError, match=f"{name}:1: the line has more than 16,777,216 bytes"):
+                list(read_lines(name))
+            assert tracemalloc.get_traced_memory()[1] < 60e6
+        finally:
+            tracemalloc.stop()
+
+
+def test_the_longest_line_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.data.readers.LONGEST_LINE", 6)
+    assert list(read_lines(write(tmp_path / "a", "abcde\n123456"))) == ["abcde", "123456"]
+    with pytest.raises(DataError, match=r"a:2: the line has more than 6 bytes"):
+        list(read_lines(write(tmp_path / "a", "one\n1234567\n")))
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path):

@@ -307,6 +307,9 @@ def command(*words: str) -> Callable[[Path], None]:
     return called
 
 
+# A recipe that is one comes to the data, which are not there.
+MISSING = ["--train_files", "{path}.tsv", "--output_dir", "{folder}/run", "--streaming", "false"]
+TRAIN = command("train", "--config", "{path}", *MISSING)
 KINDS: list[tuple[str, Callable[[Maker], bytes], Callable[[Path], None], int]] = [
     ("pairs.tsv", tsv, pairs_of, 6),
     ("pairs.tsv.gz", lambda make: zipped(tsv(make), make), pairs_of, 6),
@@ -329,7 +332,7 @@ KINDS: list[tuple[str, Callable[[Maker], bytes], Callable[[Path], None], int]] =
     ("run.json", record(RUN), lambda path: check_same_run(RUN, str(path.parent)), 2),
     ("result.json", record(RESULT), result, 4),
     ("scores.json", record(REPORT), lambda path: read_report(str(path)), 6),
-    ("recipe.yaml", recipe, command("train", "--config", "{path}", "--max_steps", "x"), 2),
+    ("recipe.yaml", recipe, TRAIN, 2),
     ("hypotheses", lines, command("score", "--hypotheses", "{path}", "--references", "{path}"), 1),
     ("trainer_state.json", record(STATE), command("curves", "--run", "{folder}", "--output", "{folder}/x.png"), 1),
 ]

@@ -350,6 +350,26 @@ def test_a_damaged_checkpoint_that_is_removed_gives_way_to_the_one_before(run, d
     assert capsys.readouterr().err.endswith("no earlier checkpoint to go on from: start anew in another folder.\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.json", "{cut", "run.json: not a JSON object"),
+        ("run.json", '{"same": 3, "noted": {}}', "'same' expected dict, got int (value: 3)"),
+        ("run.json", '{"same": {}}', "run.json: no field 'noted'"),
+        ("trainer_state.json", '{"global_step": "2"}', "'global_step' expected int, got str (value: '2')"),
+        ("progress.json", '{"total_loss": 1.0, "last_logged": 2}', "progress.json: no field 'processes'"),
+    ],
+)
+def test_a_run_with_a_broken_record_is_not_resumed(run, data, tmp_path, capsys, name, text, message):
+    """One that is broken, not damaged: without the checksums, as of a checkpoint of the stock Trainer."""
+    shutil.copytree(run / "checkpoint-2", tmp_path / "checkpoint-2")
+    (tmp_path / "checkpoint-2" / TRAINING_CHECKSUMS_NAME).unlink()
+    (tmp_path / "checkpoint-2" / name).write_text(text)
+    assert main(words(data, tmp_path, "--max_steps", "4", "--resume")) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert str(tmp_path / "checkpoint-2" / name) in error and message in error
+
+
 def test_a_tokenizer_that_cannot_be_written_leaves_nothing(data, tmp_path, capsys, monkeypatch):
     """The disk gets full in the middle of its file, of which tokenizers says so by a bare Exception."""
 

@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,6 +115,24 @@ def test_command_translates_files_and_streams(checkpoint, tokenizer, sentences, 
     capsys.readouterr()
     assert main(["translate", "--model", str(checkpoint), "--window", "7"]) == 0
     assert capsys.readouterr().out == output.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "descriptor"])
+def test_a_pipe_is_translated_as_a_stream(checkpoint, tokenizer, sentences, tmp_path, kind):
+    """A named one, and one that the shell makes of `<(command)`, of which /dev/stdin is another."""
+    text, output = "".join(f"{line}\n" for line in sentences[:5]), tmp_path / "out.de"
+    if kind == "fifo":
+        source = str(tmp_path / "pipe")
+        os.mkfifo(source)
+        writer = threading.Thread(target=Path(source).write_text, args=(text,))
+    else:
+        read_end, write_end = os.pipe()
+        source = f"/dev/fd/{read_end}"
+        writer = threading.Thread(target=lambda: os.fdopen(write_end, "w").write(text))
+    writer.start()
+    assert main(["translate", "--model", str(checkpoint), "--input", source, "--output", str(output)]) == 0
+    writer.join()
+    assert output.read_text(encoding="utf-8").splitlines() == one_by_one(tokenizer, sentences[:5])
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "user/none"])

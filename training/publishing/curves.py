@@ -35,7 +35,7 @@ def draw_curves(run: str, output: str) -> None:
         raise FileNotFoundError(
             f"{state}: no such file; name the folder of a finished run, or one of its checkpoints."
         )
-    history = read_state(Path(run))["log_history"]
+    history = read_state(Path(run)).get("log_history", [])
     figure = Figure(figsize=(4.5 * len(PANELS), 3.5), layout="constrained")
     for axes, (title, curves) in zip(figure.subplots(1, len(PANELS)), PANELS):
         for key, label in curves:

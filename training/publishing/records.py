@@ -4,7 +4,7 @@ import logging
 import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Required, TypedDict
+from typing import Any, Required, TypedDict
 
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.checksums_vaswani import checksum
@@ -55,6 +55,7 @@ class Step(TypedDict):
 
     global_step: int
     epoch: int | float | None
+    log_history: list[dict[str, Any]]
 
 
 @dataclass

@@ -42,7 +42,7 @@ NUMBERS = {
 class StateFile(TypedDict):
     """What is used of `trainer_state.json`."""
 
-    log_history: list[dict[str, Any]]
+    log_history: NotRequired[list[dict[str, Any]]]
     global_step: NotRequired[int]
     epoch: NotRequired[int | float | None]
     max_steps: NotRequired[int]
@@ -54,13 +54,18 @@ class StateFile(TypedDict):
     stateful_callbacks: NotRequired[dict[str, Any]]
 
 
-class ProgressFile(TypedDict):
-    """What `progress.json` holds."""
+class StepsFile(TypedDict):
+    """What `progress.json` says of the run's checkpoints."""
 
-    total_loss: float
+    saved_steps: NotRequired[list[int]]
+
+
+class ProgressFile(StepsFile):
+    """What it holds for the run to go on."""
+
+    total_loss: int | float
     last_logged: int
     processes: list[dict[str, Any]]
-    saved_steps: NotRequired[list[int]]
 
 
 def read_state(folder: Path) -> dict:
@@ -72,7 +77,7 @@ def read_state(folder: Path) -> dict:
     """
     path = folder / STATE_NAME
     state = read_record(path, StateFile)
-    for index, entry in enumerate(state["log_history"]):
+    for index, entry in enumerate(state.get("log_history", [])):
         for name in ("step", *(name for name in entry if name in NUMBERS)):
             if not isinstance(entry.get(name), int if name == "step" else (int, float)):
                 found = reprlib.repr(entry.get(name))
@@ -80,8 +85,12 @@ def read_state(folder: Path) -> dict:
     return state
 
 
-def read_progress(checkpoint: Path) -> dict | None:
+def read_progress(checkpoint: Path, schema: type[dict] = ProgressFile) -> dict | None:
     """What a checkpoint holds beside the stock Trainer's; `None` for one of a stock Trainer.
+
+    Args:
+        checkpoint (`Path`): Its folder.
+        schema (`type`): What is asked of it.
 
     Raises:
         OSError: It is damaged; the message says what can be done.
@@ -90,9 +99,9 @@ def read_progress(checkpoint: Path) -> dict | None:
     if not path.is_file():
         return None
     try:
-        progress = read_record(path, ProgressFile)
-        if not progress["processes"] or not all(map(_numbers, progress["processes"])):
-            raise ValueError(f"{path}: processes: expected a list of objects with numbers.")
+        progress = read_record(path, schema)
+        if schema is ProgressFile and not (progress["processes"] and all(map(_numbers, progress["processes"]))):
+            raise ValueError("processes: expected a list of objects with numbers.")
     except ValueError as error:
         raise OSError(f"{path} is damaged: {error} {_without(checkpoint)}") from error
     return progress
@@ -142,7 +151,7 @@ def regular_steps(checkpoint: Path) -> list[int]:
         OSError: What it noted is damaged.
         ValueError: The Trainer's state is.
     """
-    noted = read_progress(checkpoint) or {}
+    noted = read_progress(checkpoint, StepsFile) or {}
     if "saved_steps" in noted:
         return noted["saved_steps"]
     state, step = read_state(checkpoint), checkpoint_step(checkpoint)
