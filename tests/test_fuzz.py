@@ -65,7 +65,7 @@ class Maker:
             return self.one_of("null", "true", "3", "2.5", '"text"', "[]", "{}", "", json.dumps(self.text()))
         if kind < 9:
             return "[" + ", ".join(self.json(depth - 1) for _ in range(self.random.randrange(4))) + "]"
-        names = ["en", "de", "translation", "same", "noted", "step", "global_step", "log_history", "a"]
+        names = ["en", "de", "translation", "must_match", "may_change", "step", "global_step", "log_history", "a"]
         fields = (f'"{self.one_of(*names)}": {self.json(depth - 1)}' for _ in range(self.random.randrange(4)))
         return "{" + ", ".join(fields) + "}"
 
@@ -210,7 +210,10 @@ STATE = {
     ],
     **{"best_model_checkpoint": None, "stateful_callbacks": {}},
 }
-RUN = {"same": {"model.d_model": 16, "max_steps": 3, "warmup_steps": 4}, "noted": {"save_steps": 2, "devices": 1}}
+RUN = {
+    "must_match": {"model.d_model": 16, "max_steps": 3, "warmup_steps": 4},
+    "may_change": {"save_steps": 2, "devices": 1},
+}
 PROGRESS = {"total_loss": 1.5, "last_logged": 2, "saved_steps": [1, 2, 3], "processes": [{"loss": 0.5, "tokens": 3}]}
 RESULT = {
     **{"row": "base", "seed": 1, "differs": {"d_model": 16}, "parameters": 10, "updates": 3, "source_tokens": 4},

@@ -44,7 +44,7 @@ from transformers import (
 import hf_vaswani
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
 from training.cli import main as command_line
-from training.evaluation.metrics import Figure
+from training.evaluation.metrics import MetricScore
 from training.evaluation.report import Report, as_json
 from training.paper import GENERATION
 from training.publishing.hub import NAMES, WEIGHTS, _is_of
@@ -822,7 +822,9 @@ def test_publishing_where_one_may_not_is_an_error(hub, checkpoint, capsys, monke
 
 def scores(folder: Path, score: float) -> str:
     """A file as `hf-vaswani score --json` writes it."""
-    (folder / "newstest2014.json").write_text(as_json(Report("out", 3, 0, [Figure("sacreBLEU", score, "tok:13a")])))
+    (folder / "newstest2014.json").write_text(
+        as_json(Report("out", 3, 0, [MetricScore("sacreBLEU", score, "tok:13a")]))
+    )
     return str(folder / "newstest2014.json")
 
 

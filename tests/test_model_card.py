@@ -23,7 +23,7 @@ from transformers import GenerationConfig
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from training.cli import main
 from training.data.readers import DataError
-from training.evaluation.metrics import Figure, Interval
+from training.evaluation.metrics import Interval, MetricScore
 from training.evaluation.report import Report, as_json
 from training.inference.loading import load_checkpoint
 from training.publish import license_identifier
@@ -65,8 +65,10 @@ def section(text: str, name: str) -> str:
 def scores(path: Path, score: float = 27.3) -> str:
     """What `hf-vaswani score --json` writes."""
     figures = [
-        Figure("sacreBLEU", score + 0.001, "nrefs:1|tok:13a|version:2.6.0", Interval(score, 0.9, 1000)),
-        Figure("perplexity per token", 5.25, "nrefs:1|unit:token|model:/home/me/runs/mine", note="lower is better."),
+        MetricScore("sacreBLEU", score + 0.001, "nrefs:1|tok:13a|version:2.6.0", Interval(score, 0.9, 1000)),
+        MetricScore(
+            "perplexity per token", 5.25, "nrefs:1|unit:token|model:/home/me/runs/mine", note="lower is better."
+        ),
     ]
     path.write_text(as_json(Report("/home/me/out.de", 1000, 0, figures)), encoding="utf-8")
     return str(path)
@@ -167,7 +169,7 @@ def copy_of(run: Path, folder: Path, **noted) -> Path:
     averaged.write_text(averaged.read_text().replace(str(run), str(folder)))
     for path in folder.rglob("run.json"):
         record = json.loads(path.read_text())
-        record["noted"] |= noted
+        record["may_change"] |= noted
         path.write_text(json.dumps(record))
     return folder
 
@@ -210,7 +212,7 @@ def test_without_a_sentence_the_first_of_the_evaluation_data_is_translated(run, 
 
 def test_the_run_records_where_its_evaluation_data_lie(run, data):  # noqa: F811
     record = json.loads((run / "checkpoint-4" / "run.json").read_text())
-    assert record["noted"]["places of eval_files"] == [str(Path(file).absolute()) for file in data["val"]]
+    assert record["may_change"]["places of eval_files"] == [str(Path(file).absolute()) for file in data["val"]]
 
 
 @pytest.mark.parametrize("options", [[], ["--tokenized"]])
@@ -355,7 +357,7 @@ def recorded(checkpoints: int, steps: int, **more) -> Run:
     """A run with the defaults, which are the paper's."""
     same = {"source_lang": "en", "target_lang": "de", "dataset_name": "wmt/wmt14", "warmup_steps": 4000, **more}
     averaged = {"method": "mean of the weights", "checkpoints": [f"checkpoint-{i}" for i in range(checkpoints)]}
-    return Run({"global_step": steps}, {"same": same, "noted": {}}, averaged)
+    return Run({"global_step": steps}, {"must_match": same, "may_change": {}}, averaged)
 
 
 @pytest.mark.parametrize(
@@ -628,7 +630,7 @@ def test_an_infinite_score_alone_replaces_an_older_one(run, tmp_path):
     """Though the metadata cannot hold it; of another test set, the older one stays."""
     for name in ("a", "b"):
         assert write(run, tmp_path, "--scores", scores(tmp_path / f"{name}.json")) == 0
-    figures = [Figure("perplexity per word", math.inf, "unit:word")]
+    figures = [MetricScore("perplexity per word", math.inf, "unit:word")]
     (tmp_path / "b.json").write_text(as_json(Report("out", 3, 0, figures)))
     assert write(run, tmp_path, "--scores", str(tmp_path / "b.json")) == 0
     text = (tmp_path / "README.md").read_text()
@@ -638,7 +640,7 @@ def test_an_infinite_score_alone_replaces_an_older_one(run, tmp_path):
 
 def recorded_with(**values) -> str:
     known = {"source_lang": "en", "target_lang": "de", "max_steps": 4, "learning_rate": 1e-3}
-    return json.dumps({"same": known | values, "noted": {"devices": 1}})
+    return json.dumps({"must_match": known | values, "may_change": {"devices": 1}})
 
 
 @pytest.mark.parametrize(
@@ -649,8 +651,8 @@ def recorded_with(**values) -> str:
         ("trainer_state.json", '{"global_step": "4", "log_history": []}', "'global_step'"),
         ("trainer_state.json", '{"global_step": 4}', "'log_history'"),
         ("trainer_state.json", '{"global_step": 4', "expected JSON"),
-        ("run.json", '{"same": {}}', "'noted'"),
-        ("run.json", '{"same": {}, "noted": {}}', "'source_lang'"),
+        ("run.json", '{"must_match": {}}', "'may_change'"),
+        ("run.json", '{"must_match": {}, "may_change": {}}', "'source_lang'"),
         ("run.json", recorded_with(train_files="a.en"), "'train_files'"),
         ("run.json", recorded_with(pairs="many"), "'pairs'"),
         ("run.json", recorded_with(learning_rate=math.nan), "'learning_rate'"),
@@ -691,7 +693,7 @@ def test_the_hubs_own_licences_are_taken(name):
 
 
 def test_a_score_that_is_not_finite_is_in_the_table_alone(run, tmp_path):
-    figures = [Figure("chrF", 50.0, "v:1"), Figure("perplexity per word", math.inf, "unit:word")]
+    figures = [MetricScore("chrF", 50.0, "v:1"), MetricScore("perplexity per word", math.inf, "unit:word")]
     (tmp_path / "a.json").write_text(as_json(Report("out", 3, 0, figures)))
     assert write(run, tmp_path, "--scores", str(tmp_path / "a.json")) == 0
     assert "| perplexity per word | inf |" in section((tmp_path / "README.md").read_text(), "scores")

@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from test_hub import new_model
 
-from training.evaluation.metrics import Comparison, Figure
+from training.evaluation.metrics import Comparison, MetricScore
 from training.evaluation.report import Report
 from training.markdown import as_code, as_code_block, as_markdown, as_paragraph, one_line
 from training.publishing import model_card
-from training.publishing.model_card import Wishes, merge, metadata, sections, weights_of, write_card, written_by_hand
+from training.publishing.model_card import (
+    CardOptions,
+    merge,
+    metadata,
+    sections,
+    weights_of,
+    write_card,
+    written_by_hand,
+)
 from training.publishing.records import Run
 
 
@@ -165,7 +173,7 @@ def test_code_is_kept_letter_for_letter():
 
 
 @st.composite
-def cards(draw) -> tuple[str, Wishes, Run, str]:
+def cards(draw) -> tuple[str, CardOptions, Run, str]:
     """A repository, what the publisher says, what the run recorded, and an answer of the model."""
     text = lambda: draw(hostile)  # noqa: E731
     report = Report(
@@ -173,13 +181,13 @@ def cards(draw) -> tuple[str, Wishes, Run, str]:
         3,
         0,
         [
-            Figure(text() or "chrF", 12.5, text(), note=text()),
-            Figure("perplexity per word", float("inf"), "unit:word"),
+            MetricScore(text() or "chrF", 12.5, text(), note=text()),
+            MetricScore("perplexity per word", float("inf"), "unit:word"),
         ],
         [Comparison(text(), text(), 1.0, 2.0, {text(): 0.5}, {})],
     )
     report.comparisons[0].signatures.update(dict.fromkeys(report.comparisons[0].p_values, text()))
-    wishes = Wishes(
+    card_options = CardOptions(
         draw(st.none() | hostile.filter(bool)),
         draw(st.none() | st.tuples(hostile, hostile).map(list)),
         draw(st.none() | st.lists(hostile, min_size=1, max_size=2)),
@@ -187,7 +195,7 @@ def cards(draw) -> tuple[str, Wishes, Run, str]:
         example=draw(st.none() | hostile.filter(lambda text: text.strip())),
         reports=dict.fromkeys(draw(st.lists(names, max_size=2)), report),
     )
-    wishes.score_commands = {name: text() for name in wishes.reports}
+    card_options.score_commands = {name: text() for name in card_options.reports}
     same = {
         "source_lang": text(),
         "target_lang": text(),
@@ -206,18 +214,18 @@ def cards(draw) -> tuple[str, Wishes, Run, str]:
     noted["hardware"] = {"device": "cpu", "name": text(), "cores": text()}
     averaged = draw(st.sampled_from([{"checkpoints": [text(), text()]}, {"method": text(), "decay": text()}]))
     named = {"train_files": [text()], "max_steps": 4} if draw(st.booleans()) else None
-    record = None if named else {"same": same, "noted": noted}
+    record = None if named else {"must_match": same, "may_change": noted}
     state = {"global_step": 4, "max_steps": text(), "epoch": 1.0, "log_history": [{"step": 4, "loss": float("nan")}]}
-    return f"{text()}/{text()}", wishes, Run(state, record, averaged, text() if named else None, named), text()
+    return f"{text()}/{text()}", card_options, Run(state, record, averaged, text() if named else None, named), text()
 
 
 @settings(seeded, max_examples=30)
 @given(cards())
 def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint, monkeypatch, drawn):
-    (folder, model, tokenizer), (repo, wishes, run, answer) = checkpoint, drawn
+    (folder, model, tokenizer), (repo, card_options, run, answer) = checkpoint, drawn
     monkeypatch.setattr(model_card, "translate", lambda *_: [answer])
     monkeypatch.setattr(model_card, "_curves", lambda run: None)
-    card, files = write_card(folder, model, tokenizer, repo, wishes, run)
+    card, files = write_card(folder, model, tokenizer, repo, card_options, run)
     text = f"{card}\n"
     for content in files.values():
         json.loads(content, parse_constant=lambda constant: pytest.fail(constant))
@@ -226,7 +234,7 @@ def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint
     head = model_card.REGEX_YAML_BLOCK.search(text)
     tokens = MARKDOWN.parse(text[head.end() :])
     headings = [(token.tag, rendered([after])) for token, after in pairwise(tokens) if token.type == "heading_open"]
-    tests = [one_line(name) or "unnamed" for name in wishes.reports]
+    tests = [one_line(name) or "unnamed" for name in card_options.reports]
     assert [name for tag, name in headings if tag == "h1"] == [shown(repo.split("/")[-1])]
     assert len([tag for tag, _ in headings if tag == "h2"]) == 8
     assert [name for tag, name in headings if tag == "h3"] == list(dict.fromkeys(tests))
@@ -246,17 +254,19 @@ def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint
     assert one_line(named) == one_line(repo)
     # The metadata are those that were given.
     data = yaml.safe_load(head[2])
-    assert data["license"] == (shown(wishes.license or "") or "unknown")
-    assert data.get("language") == (wishes.languages and [shown(language) for language in wishes.languages])
-    if wishes.datasets:
-        assert data["datasets"] == [shown(name) for name in wishes.datasets]
+    assert data["license"] == (shown(card_options.license or "") or "unknown")
+    assert data.get("language") == (
+        card_options.languages and [shown(language) for language in card_options.languages]
+    )
+    if card_options.datasets:
+        assert data["datasets"] == [shown(name) for name in card_options.datasets]
     results = [result for entry in data.get("model-index", []) for result in entry["results"]]
     assert [result["dataset"]["name"] for result in results] == list(dict.fromkeys(tests))
     assert [metric["value"] for result in results for metric in result["metrics"]] == [12.5] * len(results)
     # Renewed, with what people wrote, and by a card that brings no scores.
     mine = text.replace("\n## Licence\n", "\n## Mine\n\n```\n{{ not }} --- a marker <!-- hf -->\n```\n\n## Licence\n")
     assert mine != text
-    without, _ = write_card(folder, model, tokenizer, repo, replace(wishes, reports={}), run)
+    without, _ = write_card(folder, model, tokenizer, repo, replace(card_options, reports={}), run)
     for earlier in (text, mine, mine.replace("\n", "\r\n")):
         assert merge(earlier, card, weights_of(folder), set()) == earlier
         assert written_by_hand(earlier)[1].keys() == metadata(earlier).keys() - set(model_card.SCORED)
@@ -265,23 +275,23 @@ def test_a_card_of_hostile_values_is_whole_and_renewed_it_is_the_same(checkpoint
 
 def test_two_test_sets_of_nearly_one_name_stay_two(checkpoint):
     folder, model, tokenizer = checkpoint
-    report = Report("out", 3, 0, [Figure("chrF", 12.5, "v:1")])
+    report = Report("out", 3, 0, [MetricScore("chrF", 12.5, "v:1")])
     tests = ["a b", "a-b", "A_B", "a_b", "日本", "中国", "", " "]
-    card, _ = write_card(folder, model, tokenizer, "me/m", Wishes(reports=dict.fromkeys(tests, report)), Run())
+    card, _ = write_card(folder, model, tokenizer, "me/m", CardOptions(reports=dict.fromkeys(tests, report)), Run())
     kept = ["a b", "a-b", "A_B", "a_b", "日本", "中国", "unnamed"]
     assert [result.dataset_name for result in card.data.eval_results] == kept
     again = model_card.ModelCard(str(card)).data.eval_results
     assert [result.dataset_name for result in again] == kept and all(result.dataset_type for result in again)
     for name in tests:
-        one, _ = write_card(folder, model, tokenizer, "me/m", Wishes(reports={name: report}), Run())
+        one, _ = write_card(folder, model, tokenizer, "me/m", CardOptions(reports={name: report}), Run())
         assert merge(f"{card}\n", one, weights_of(folder), set()) == f"{card}\n"
 
 
 def test_a_template_in_a_value_is_not_evaluated(checkpoint):
     folder, model, tokenizer = checkpoint
     value = "{{ 7 * 191 }}{% set x = 1 %}{{ config.__class__ }}"
-    wishes = Wishes(value, [value, value], [value], hardware=value, example=value)
-    card, _ = write_card(folder, model, tokenizer, f"me/{value}", wishes, Run())
+    card_options = CardOptions(value, [value, value], [value], hardware=value, example=value)
+    card, _ = write_card(folder, model, tokenizer, f"me/{value}", card_options, Run())
     assert "1337" not in str(card) and "VaswaniConfig" not in str(card)
     assert card.data.license == value and f"`{value}` to `{value}`" in str(card)
     assert card.text.startswith("\n# \\{\\{ 7 \\* 191 \\}\\}\\{% set x = 1 %\\}")
@@ -289,7 +299,7 @@ def test_a_template_in_a_value_is_not_evaluated(checkpoint):
 
 def test_20000_markers_are_read_in_one_pass(checkpoint):
     folder, model, tokenizer = checkpoint
-    card, _ = write_card(folder, model, tokenizer, "me/m", Wishes(), Run())
+    card, _ = write_card(folder, model, tokenizer, "me/m", CardOptions(), Run())
     beginnings = "<!-- hf-vaswani: x -->" * 20_000
     started = time.process_time()
     with pytest.raises(ValueError, match="section 'x' should have one comment"):
@@ -318,16 +328,16 @@ def test_the_file_of_a_card_can_be_written(checkpoint):
     run = Run(
         None,
         {
-            "same": {
+            "must_match": {
                 "source_lang": "en",
                 "target_lang": "de",
                 "max_steps": 4,
                 "learning_rate": 1.0,
                 "warmup_steps": 2,
             },
-            "noted": {"train_files": [name], "devices": 1},
+            "may_change": {"train_files": [name], "devices": 1},
         },
     )
-    card, files = write_card(folder, model, tokenizer, "me/m", Wishes(), run)
+    card, files = write_card(folder, model, tokenizer, "me/m", CardOptions(), run)
     assert "`caf\ufffd.en`" in str(card).encode().decode()
-    assert Path(json.loads(files["run.json"])["noted"]["train_files"][0]).suffix == ".en"
+    assert Path(json.loads(files["run.json"])["may_change"]["train_files"][0]).suffix == ".en"

@@ -11,7 +11,7 @@ import torch
 from test_translate import noisy_model
 
 from training.cli import main
-from training.evaluation.metrics import Figure, ratio_interval
+from training.evaluation.metrics import MetricScore, ratio_interval
 from training.evaluation.perplexity import perplexities
 from training.evaluation.report import Report, as_json
 from training.inference.translation import translate
@@ -110,7 +110,7 @@ def test_a_perplexity_that_is_not_a_number_is_an_error(tokenizer, files, monkeyp
 
 
 def test_a_figure_that_is_not_a_number_is_no_json():
-    report = Report("out", 1, 0, [Figure("chrF", 1.0, "v:1"), Figure("COMET", math.nan, "model:x")])
+    report = Report("out", 1, 0, [MetricScore("chrF", 1.0, "v:1"), MetricScore("COMET", math.nan, "model:x")])
     with pytest.raises(ValueError, match=r"COMET of out is not a number \(NaN\)"):
         as_json(report)
 

@@ -27,7 +27,7 @@ from training.demo_data import write_demo_data
 from training.hardware import hardware
 from training.trainer.arguments import VaswaniTrainingArguments, parse_arguments
 from training.trainer.checkpoints import TRAINING_CHECKSUMS_NAME, complete_checkpoints
-from training.trainer.manifest import check_same_run, run_record
+from training.trainer.manifest import check_same_run, make_manifest
 from training.trainer.run import train
 from training.trainer.trainer import VaswaniTrainer
 
@@ -354,8 +354,8 @@ def test_a_damaged_checkpoint_that_is_removed_gives_way_to_the_one_before(run, d
     ("name", "text", "message"),
     [
         ("run.json", "{cut", "run.json: not a JSON object"),
-        ("run.json", '{"same": 3, "noted": {}}', "'same' expected dict, got int (value: 3)"),
-        ("run.json", '{"same": {}}', "run.json: no field 'noted'"),
+        ("run.json", '{"must_match": 3, "may_change": {}}', "'must_match' expected dict, got int (value: 3)"),
+        ("run.json", '{"must_match": {}}', "run.json: no field 'may_change'"),
         ("trainer_state.json", '{"global_step": "2"}', "'global_step' expected int, got str (value: '2')"),
         ("progress.json", '{"total_loss": 1.0, "last_logged": 2}', "progress.json: no field 'processes'"),
     ],
@@ -509,7 +509,7 @@ def test_a_stream_is_not_resumed_on_devices_that_would_make_other_batches(tmp_pa
         monkeypatch.setattr(VaswaniTrainingArguments, "world_size", property(lambda self, devices=devices: devices))
         words = ["--streaming", "true", "--output_dir", str(tmp_path), "--tokens_per_device", "3125"]
         arguments = parse_arguments([*words, "--learning_rate", "1"])
-        records.append(run_record(*arguments, tiny_config(), tokenizer, FilteredStream(stream)))
+        records.append(make_manifest(*arguments, tiny_config(), tokenizer, FilteredStream(stream)))
     (tmp_path / "run.json").write_text(json.dumps(records[0]))
     if shards == 3:
         check_same_run(records[1], str(tmp_path))

@@ -24,7 +24,7 @@ import hf_vaswani
 
 from .files import check_output_folder, write_whole
 from .inference.attention_maps import attention_maps, attention_page
-from .inference.corpus import Corpus, Line, translate_window
+from .inference.corpus import Line, RequestBuilder, translate_window
 from .inference.loading import DTYPES, load_checkpoint, source_limit
 from .inference.search import Search, Translation
 from .inference.workers import Processes
@@ -149,7 +149,7 @@ class Translator:
         options = {"num_beams": num_beams, "length_penalty": length_penalty}
         options = {name: value for name, value in options.items() if value is not None}
         search = Search([self.model], self.tokenizer, n_best=n_best, scores=True, log_probabilities=True, **options)
-        corpus = Corpus(search, "the text", None, self.limit, split=True)
+        corpus = RequestBuilder(search, "the text", None, self.limit, split=True)
         translations = translate_window(search, corpus.requests(lines), self.processes, tqdm(disable=True))
         found = [
             Found(line.number, rank, line.text, translation)

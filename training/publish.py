@@ -14,8 +14,8 @@ from huggingface_hub.utils import validate_repo_id
 from .evaluation.test_sets import read_texts
 from .files import check_output, check_output_folder
 from .options import above_zero, add_trust
-from .publishing.hub import CARD, TestSet, publish, write_card_only
-from .publishing.model_card import CURVES, Wishes
+from .publishing.hub import CARD, EvaluationSet, publish, write_card_only
+from .publishing.model_card import CURVES, CardOptions
 from .publishing.scores import read_report
 
 
@@ -104,19 +104,21 @@ def main(argv: list[str] | None = None) -> None:
     if args.card_only is not None:
         _check_card(args)
     names = ("license", "languages", "datasets", "run", "recipe", "hardware", "watts", "example")
-    wishes = Wishes(**{name: vars(args)[name] for name in names})
-    wishes.reports = {Path(file).stem: read_report(file) for file in args.scores}
+    card_options = CardOptions(**{name: vars(args)[name] for name in names})
+    card_options.reports = {Path(file).stem: read_report(file) for file in args.scores}
     repo, test = args.repo or f"user/{Path(args.checkpoint).resolve().name}", None
     if args.test_sources:
         texts = read_texts(None, args.test_references, args.test_sources, args.baseline)
         texts.baselines = [(Path(file).name, lines) for file, lines in texts.baselines]
         files = [args.test_sources, *args.test_references]
-        test = TestSet(_test_name(args.test_sources), texts, files, args.tokenized)
+        test = EvaluationSet(_test_name(args.test_sources), texts, files, args.tokenized)
     trust = args.trust_remote_code
     if args.card_only is not None:
-        print(write_card_only(args.checkpoint, args.card_only or args.checkpoint, repo, wishes, test, trust))
+        print(write_card_only(args.checkpoint, args.card_only or args.checkpoint, repo, card_options, test, trust))
         return
-    print(publish(args.checkpoint, repo, args.private, args.revision, args.message, wishes, args.keep, test, trust))
+    print(
+        publish(args.checkpoint, repo, args.private, args.revision, args.message, card_options, args.keep, test, trust)
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from .evaluation.metrics import (
     DEFAULT_METRICS,
     METRICS,
     TOKENIZERS,
-    Figure,
+    MetricScore,
     build_metrics,
     by_length,
     compare,
@@ -80,7 +80,7 @@ def _read(args: argparse.Namespace) -> Texts:
     return read_texts(args.hypotheses, references, sources, args.baseline)
 
 
-def _use_model(args: argparse.Namespace, texts: Texts) -> list[Figure]:
+def _use_model(args: argparse.Namespace, texts: Texts) -> list[MetricScore]:
     """The model's perplexity of the references; it also translates unless there are translations."""
     from .evaluation.perplexity import perplexities  # score_pairs, which it needs, imports this module
 

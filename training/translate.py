@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from .data.readers import check_file
 from .files import check_output, is_stream
-from .inference.corpus import Corpus, read_sources, translate_window
+from .inference.corpus import RequestBuilder, read_sources, translate_window
 from .inference.formats import FORMATS
 from .inference.loading import DTYPES, MAX_SOURCE_TOKENS, load_ensemble, source_limit
 from .inference.resumable_output import DirectOutput, PartialOutput, model_files, partial_files
@@ -106,7 +106,7 @@ def describe(args: argparse.Namespace) -> dict:
     return {"settings": settings, "files": model_files(args.model)}
 
 
-def load_corpus(args: argparse.Namespace, device: torch.device) -> Corpus:
+def load_corpus(args: argparse.Namespace, device: torch.device) -> RequestBuilder:
     """The models, and how to translate lines with them, as the command line says.
 
     Raises:
@@ -124,7 +124,7 @@ def load_corpus(args: argparse.Namespace, device: torch.device) -> Corpus:
         **args.options,
     )
     limit = source_limit(models, args.max_source_tokens)
-    return Corpus(search, args.input, args.target_prefix, limit, args.long_lines == "split")
+    return RequestBuilder(search, args.input, args.target_prefix, limit, args.long_lines == "split")
 
 
 def count_lines(args: argparse.Namespace) -> int | None:
@@ -170,7 +170,7 @@ def open_output(args: argparse.Namespace, total: int | None) -> PartialOutput | 
 
 def translate_corpus(
     args: argparse.Namespace,
-    corpus: Corpus,
+    corpus: RequestBuilder,
     output: PartialOutput | DirectOutput | None,
     done: int,
     total: int | None,
@@ -180,7 +180,7 @@ def translate_corpus(
 
     Args:
         args (`argparse.Namespace`): Of `parse_arguments`.
-        corpus (`Corpus`): How to translate.
+        corpus (`RequestBuilder`): How to translate.
         output (`PartialOutput` or `DirectOutput`, *optional*): Where to write to, in one process only.
         done (`int`), total (`int`, *optional*): Lines that are translated already, and in all.
         processes (`Processes`): Who takes part.

@@ -20,14 +20,13 @@ from ..evaluation.perplexity import perplexities
 from ..files import write_whole
 from ..inference.loading import load_checkpoint
 from ..inference.translation import translate
-from ..json_records import read_record
 from ..paper import UPDATES
 from ..trainer.arguments import DataArguments, VaswaniTrainingArguments, parse_arguments
 from ..trainer.averaging import RECORD
 from ..trainer.checkpoints import complete_checkpoints, sync
 from ..trainer.cost import cost
-from ..trainer.manifest import changes, model_fields
-from ..trainer.resumable_trainer import RECORD_NAME
+from ..trainer.manifest import changes, model_fields, read_manifest
+from ..trainer.resumable_trainer import MANIFEST_NAME
 from ..trainer.run import make_trainer, train
 from ..trainer.run_lock import RunInUseError, lock_run
 from ..trainer.trainer import VaswaniTrainer
@@ -42,10 +41,10 @@ TOKENIZER = "tokenizer"
 OURS = ("model", "output_dir", "seed", "resume", "average", "average_count", "tokenizer_from", "config")
 
 
-class SameFile(TypedDict):
-    """What the `run.json` of an ablation holds."""
+class AblationManifest(TypedDict):
+    """Fields of an ablation's `run.json`."""
 
-    same: dict[str, Any]
+    must_match: dict[str, Any]
 
 
 # The runs
@@ -91,19 +90,23 @@ class Ablation:
 
     def _record(self, trainer: VaswaniTrainer, data: DataArguments) -> dict:
         """What makes results comparable: how all runs learn, and how they are evaluated."""
-        same, args = dict(trainer.run_record["same"]), trainer.args
-        del same["seed"]
-        same |= {"max_steps": args.max_steps, "average_last": self.average_last, "bleu_tokenize": args.bleu_tokenize}
-        same |= {f"eval_files[{i}]": checksum(Path(file)) for i, file in enumerate(data.eval_files)}
-        return {"same": same | ({"eval_split": data.eval_split} if data.dataset_name else {})}
+        must_match, args = dict(trainer.manifest["must_match"]), trainer.args
+        del must_match["seed"]
+        must_match |= {
+            "max_steps": args.max_steps,
+            "average_last": self.average_last,
+            "bleu_tokenize": args.bleu_tokenize,
+        }
+        must_match |= {f"eval_files[{i}]": checksum(Path(file)) for i, file in enumerate(data.eval_files)}
+        return {"must_match": must_match | ({"eval_split": data.eval_split} if data.dataset_name else {})}
 
     def _check_same(self, record: dict) -> None:
-        path = self.folder / RECORD_NAME
+        path = self.folder / MANIFEST_NAME
         if not path.is_file():
             write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
             return
-        earlier = read_record(path, SameFile)
-        if found := changes(earlier["same"], record["same"]):
+        earlier = read_manifest(path, AblationManifest)
+        if found := changes(earlier["must_match"], record["must_match"]):
             raise ValueError(f"{self.folder} has rows of another recipe, choose another --output: {', '.join(found)}.")
 
     def _model(self, row: str) -> list[str]:

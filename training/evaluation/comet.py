@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .metrics import Figure, current_seed, ratio_interval
+from .metrics import MetricScore, current_seed, ratio_interval
 from .test_sets import Texts
 
 
@@ -37,7 +37,7 @@ def find_comet(program: str) -> str:
     return found
 
 
-def comet(texts: Texts, model: str = DEFAULT_MODEL, program: str = "comet-score", n_bootstrap: int = 0) -> Figure:
+def comet(texts: Texts, model: str = DEFAULT_MODEL, program: str = "comet-score", n_bootstrap: int = 0) -> MetricScore:
     """COMET of a system: the mean of what the model gives to its sentences, about 0 to 1.
 
     Args:
@@ -71,7 +71,7 @@ def comet(texts: Texts, model: str = DEFAULT_MODEL, program: str = "comet-score"
     interval = ratio_interval(lambda mean: mean, scores, [1.0] * len(scores), n_bootstrap)
     signature = f"model:{model}" + (f"|bs:{n_bootstrap}|seed:{current_seed()}" if interval else "")
     note = "the first reference alone." if len(texts.references) > 1 else ""
-    return Figure("COMET", sum(scores) / len(scores), signature, interval, {}, note, digits=4)
+    return MetricScore("COMET", sum(scores) / len(scores), signature, interval, {}, note, digits=4)
 
 
 def _read_scores(program: str, output: Path) -> list[float]:

@@ -40,7 +40,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricScore:
     """One figure, with what is needed to quote it.
 
     Attributes:
@@ -167,7 +167,7 @@ def measure(
     hypotheses: list[str],
     references: list[list[str]],
     n_bootstrap: int = 0,
-) -> list[Figure]:
+) -> list[MetricScore]:
     """Figures of a system.
 
     Args:
@@ -186,7 +186,7 @@ def measure(
             if "confidence_mean" in told:  # sacreBLEU leaves it out where the mean is 0
                 interval = Interval(told["confidence_mean"], told["confidence_var"], n_bootstrap)
         details = _bleu_details(result) if isinstance(metric, BLEU) else {}
-        figures.append(Figure(name, result.score, signature, interval, details, NOTES.get(name, "")))
+        figures.append(MetricScore(name, result.score, signature, interval, details, NOTES.get(name, "")))
     return figures
 
 

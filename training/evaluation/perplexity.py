@@ -7,7 +7,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..inference.forced_decoding import token_log_probabilities
-from .metrics import Figure, current_seed, ratio_interval
+from .metrics import MetricScore, current_seed, ratio_interval
 
 
 TOO_LARGE = "infinite, and null in JSON: the probability of the references is too small for a float."
@@ -21,7 +21,7 @@ def perplexities(
     n_bootstrap: int = 0,
     batch_tokens: int = 4096,
     name: str = "",
-) -> list[Figure]:
+) -> list[MetricScore]:
     """Perplexity per token and per word: the exponential of the mean negative log probability of the references.
 
     The end of each sentence counts as one token and as one word, because its probability is part of the sum. Words are
@@ -38,7 +38,7 @@ def perplexities(
         name (`str`): Name of the model for the signature.
 
     Returns:
-        `list[Figure]`: The perplexity per token and the perplexity per word.
+        `list[MetricScore]`: The perplexity per token and the perplexity per word.
     """
     negative_log_probabilities, tokens, words = (np.zeros(len(sources)) for _ in range(3))
     with tqdm(total=len(sources) * len(references), unit=" pairs", desc="Perplexity") as progress:
@@ -59,5 +59,5 @@ def perplexities(
         details = {"count": int(counts.sum()), "log_probability": -float(negative_log_probabilities.sum())}
         signature += f"|model:{name}"
         note = "lower is better." if is_finite else TOO_LARGE
-        figures.append(Figure(f"perplexity per {unit}", score, signature, interval, details, note))
+        figures.append(MetricScore(f"perplexity per {unit}", score, signature, interval, details, note))
     return figures

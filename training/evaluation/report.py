@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from ..markdown import as_markdown
-from .metrics import Bucket, Comparison, Example, Figure
+from .metrics import Bucket, Comparison, Example, MetricScore
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Report:
         system (`str`): File of the translations or the model that made them, and the test set if it has a name.
         sentences (`int`): How many.
         empty (`int`): How many of them are empty.
-        figures (`list[Figure]`): The scores.
+        figures (`list[MetricScore]`): The scores.
         comparisons (`list[Comparison]`): With each baseline in each metric.
         length_of (`str`): Whose length the `buckets` go by.
         buckets (`list[Bucket]`): Scores by length.
@@ -28,7 +28,7 @@ class Report:
     system: str
     sentences: int
     empty: int
-    figures: list[Figure]
+    figures: list[MetricScore]
     comparisons: list[Comparison] = field(default_factory=list)
     length_of: str = ""
     buckets: list[Bucket] = field(default_factory=list)
@@ -103,7 +103,7 @@ def _bleu_parts(details: dict) -> str:
     return f"{precisions}, BP {details['brevity_penalty']:.3f}, {words}"
 
 
-def _interval(figure: Figure) -> str:
+def _interval(figure: MetricScore) -> str:
     if figure.interval is None:
         return "-"
     return f"{_number(figure.interval.mean, figure.digits)} ± {_number(figure.interval.half_width, figure.digits)}"

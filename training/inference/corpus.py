@@ -44,7 +44,7 @@ def read_sources(file: str, prefix_file: str | None = None) -> Iterator[Line]:
 
 
 @dataclass
-class Corpus:
+class RequestBuilder:
     """Makes requests of lines: cuts what is too long, and looks for what cannot be translated.
 
     Args:

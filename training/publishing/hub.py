@@ -22,8 +22,8 @@ from ..inference.loading import load_checkpoint
 from ..inference.translation import translate
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
 from ..trainer.checkpoints import STATE_NAME
-from ..trainer.resumable_trainer import RECORD_NAME
-from .model_card import CURVES, Wishes, merge, metadata, shows_curves, weights_of, write_card, written_by_hand
+from ..trainer.resumable_trainer import MANIFEST_NAME
+from .model_card import CURVES, CardOptions, merge, metadata, shows_curves, weights_of, write_card, written_by_hand
 from .records import Run, find_run, first_source
 from .tensorboard_log import NAME as EVENTS
 
@@ -33,7 +33,7 @@ WEIGHTS = [r"model[\w.-]*\.safetensors", r"model\.safetensors\.index\.json"]
 CODE = sorted(path.name for path in Path(hf_vaswani.__file__).parent.glob("*_vaswani.py"))
 # What makes a checkpoint; not the optimiser's state and other pickles that the Trainer leaves beside it.
 NAMES = [*CODE, "checksums.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-RECORDS = [STATE_NAME, RECORD_NAME, AVERAGE_RECORD]  # written by `write_card`, without paths
+RECORDS = [STATE_NAME, MANIFEST_NAME, AVERAGE_RECORD]  # written by `write_card`, without paths
 RESAMPLES = 1000
 
 
@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class TestSet:
+class EvaluationSet:
     """What is to be translated and scored.
 
     Attributes:
@@ -95,12 +95,12 @@ def check_checkpoint(folder: Path, trust_remote_code: bool = False) -> Checkpoin
     return Checkpoint(folder, model, tokenizer)
 
 
-def score_model(checkpoint: Checkpoint, test: TestSet, name: str, language: str | None = None) -> Report:
+def score_model(checkpoint: Checkpoint, test: EvaluationSet, name: str, language: str | None = None) -> Report:
     """Translates and scores: BLEU, chrF, chrF++, TER, the paper's count and perplexity, with 95% intervals.
 
     Args:
         checkpoint (`Checkpoint`): Whose model translates, as its `generation_config` says.
-        test (`TestSet`): If it is tokenised, BLEU counts its words as they are.
+        test (`EvaluationSet`): If it is tokenised, BLEU counts its words as they are.
         name (`str`): Of the model, for signatures.
         language (`str`, *optional*): Of the translations. Compound-split BLEU, the paper's count, knows some.
     """
@@ -150,31 +150,38 @@ def _read_card(path: Path) -> str | None:
 
 
 def renewed_card(
-    checkpoint: Checkpoint, repo: str, wishes: Wishes, earlier: str | None, test: TestSet | None = None
+    checkpoint: Checkpoint,
+    repo: str,
+    card_options: CardOptions,
+    earlier: str | None,
+    test: EvaluationSet | None = None,
 ) -> tuple[str, dict[str, bytes]]:
     """The card, laid under what people wrote in the earlier one, and the files that go with it.
 
     Args:
         checkpoint (`Checkpoint`): What the card is about.
         repo (`str`): Where the model is to be found.
-        wishes (`Wishes`): What the publisher says; licence and languages are the earlier card's or the run's
+        card_options (`CardOptions`): What the publisher says; licence and languages are the earlier card's or the run's
             when not given.
         earlier (`str`, *optional*): The card that is there.
-        test (`TestSet`, *optional*): To be translated and scored.
+        test (`EvaluationSet`, *optional*): To be translated and scored.
 
     Raises:
         FileNotFoundError: A run or a recipe that the publisher names is not there.
         ValueError: The run trained another model, the languages are not two, or the earlier card cannot be renewed.
     """
-    given = {"license": wishes.license, "language": wishes.languages, "datasets": wishes.datasets}
+    given = {"license": card_options.license, "language": card_options.languages, "datasets": card_options.datasets}
     before = metadata(earlier) if earlier else {}
-    run = find_run(checkpoint.folder, checkpoint.model.config, wishes.run, wishes.recipe)
-    known = {"license": wishes.license or before.get("license"), "languages": _languages(wishes, before, run)}
-    wishes = replace(wishes, **known)
+    run = find_run(checkpoint.folder, checkpoint.model.config, card_options.run, card_options.recipe)
+    known = {
+        "license": card_options.license or before.get("license"),
+        "languages": _languages(card_options, before, run),
+    }
+    card_options = replace(card_options, **known)
     if test is not None:
-        wishes = _with_scores(checkpoint, repo, wishes, test)
-    wishes = replace(wishes, example=wishes.example or first_source(run))
-    card, files = write_card(checkpoint.folder, checkpoint.model, checkpoint.tokenizer, repo, wishes, run)
+        card_options = _with_scores(checkpoint, repo, card_options, test)
+    card_options = replace(card_options, example=card_options.example or first_source(run))
+    card, files = write_card(checkpoint.folder, checkpoint.model, checkpoint.tokenizer, repo, card_options, run)
     asked = {key for key, value in given.items() if value is not None}
     text = merge(earlier, card, weights_of(checkpoint.folder), asked) if earlier else f"{card}\n"
     if not shows_curves(text):
@@ -182,26 +189,26 @@ def renewed_card(
     return text, files
 
 
-def _languages(wishes: Wishes, before: dict, run: Run) -> list[str] | None:
+def _languages(card_options: CardOptions, before: dict, run: Run) -> list[str] | None:
     """Source and target, as the publisher, the earlier card or the run has them."""
-    if wishes.languages is not None:
-        if len(wishes.languages) != 2:
-            found = " ".join(wishes.languages)
+    if card_options.languages is not None:
+        if len(card_options.languages) != 2:
+            found = " ".join(card_options.languages)
             raise ValueError(f"--languages: expected source and target, as in: en de; got {found}.")
-        return wishes.languages
+        return card_options.languages
     if isinstance(known := before.get("language"), list) and len(known) == 2:
         return known
     return [run.values["source_lang"], run.values["target_lang"]] if run.values else None
 
 
-def _with_scores(checkpoint: Checkpoint, repo: str, wishes: Wishes, test: TestSet) -> Wishes:
-    """The wishes, with the scores of a test set that is translated now."""
-    target = wishes.languages[1] if wishes.languages else None
+def _with_scores(checkpoint: Checkpoint, repo: str, card_options: CardOptions, test: EvaluationSet) -> CardOptions:
+    """The card_options, with the scores of a test set that is translated now."""
+    target = card_options.languages[1] if card_options.languages else None
     return replace(
-        wishes,
-        reports={**wishes.reports, test.name: score_model(checkpoint, test, repo, target)},
-        score_commands={**wishes.score_commands, test.name: test.command(repo, target)},
-        example=wishes.example or test.texts.sources[0],
+        card_options,
+        reports={**card_options.reports, test.name: score_model(checkpoint, test, repo, target)},
+        score_commands={**card_options.score_commands, test.name: test.command(repo, target)},
+        example=card_options.example or test.texts.sources[0],
     )
 
 
@@ -211,9 +218,9 @@ def publish(
     private: bool | None = None,
     revision: str | None = None,
     message: str = "Upload the model",
-    wishes: Wishes | None = None,
+    card_options: CardOptions | None = None,
     keep: str | None = None,
-    test: TestSet | None = None,
+    test: EvaluationSet | None = None,
     trust_remote_code: bool = False,
 ) -> str:
     """Push a checkpoint with its card in one commit. What is on the Hub already is not sent again.
@@ -224,9 +231,9 @@ def publish(
         private (`bool`, *optional*): Whether a new repository is private.
         revision (`str`, *optional*): Branch to push to, made if it is not there; the main one when not given.
         message (`str`): Of the commit.
-        wishes (`Wishes`, *optional*): What is to stand in the card and no run records.
+        card_options (`CardOptions`, *optional*): What is to stand in the card and no run records.
         keep (`str`, *optional*): See `earlier_card`.
-        test (`TestSet`, *optional*): To be translated and scored.
+        test (`EvaluationSet`, *optional*): To be translated and scored.
         trust_remote_code (`bool`): As of `load_checkpoint`.
 
     Returns:
@@ -239,7 +246,7 @@ def publish(
     """
     checkpoint = check_checkpoint(Path(folder), trust_remote_code)
     earlier = earlier_card(Path(folder), repo_id, revision, keep)
-    card, files = renewed_card(checkpoint, repo_id, wishes or Wishes(), earlier, test)
+    card, files = renewed_card(checkpoint, repo_id, card_options or CardOptions(), earlier, test)
     api = HfApi()
     api.create_repo(repo_id, private=private, exist_ok=True)
     if revision is not None:
@@ -289,8 +296,8 @@ def write_card_only(
     folder: str,
     output: str,
     repo: str,
-    wishes: Wishes | None = None,
-    test: TestSet | None = None,
+    card_options: CardOptions | None = None,
+    test: EvaluationSet | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
     """Write the card, and the picture in it, to a folder; nothing is pushed.
@@ -299,10 +306,10 @@ def write_card_only(
         folder (`str`): Checkpoint folder.
         output (`str`): Where the card goes; one that is there is renewed.
         repo (`str`): Where the model is to be found, `user/name`.
-        wishes, test, trust_remote_code: As of `publish`.
+        card_options, test, trust_remote_code: As of `publish`.
     """
     checkpoint = check_checkpoint(Path(folder), trust_remote_code)
-    card, files = renewed_card(checkpoint, repo, wishes or Wishes(), _read_card(Path(output) / CARD), test)
+    card, files = renewed_card(checkpoint, repo, card_options or CardOptions(), _read_card(Path(output) / CARD), test)
     Path(output).mkdir(parents=True, exist_ok=True)
     for name, content in {CARD: card.encode(), **files}.items():
         if name in (CARD, CURVES):

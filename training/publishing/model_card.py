@@ -24,14 +24,14 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.readers import DataError
-from ..evaluation.metrics import Figure
+from ..evaluation.metrics import MetricScore
 from ..evaluation.report import Report, as_text, finite
 from ..inference.translation import translate
 from ..markdown import UNWRITABLE, as_code, as_code_block, as_markdown, as_paragraph, one_line
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
 from ..trainer.checkpoints import STATE_NAME
 from ..trainer.cost import Cost, cost, operations
-from ..trainer.resumable_trainer import RECORD_NAME
+from ..trainer.resumable_trainer import MANIFEST_NAME
 from .curves import draw_curves
 from .deviations import deviations, nearest_row
 from .recipe import recorded_recipe
@@ -73,7 +73,7 @@ class Section:
 
 
 @dataclass
-class Wishes:
+class CardOptions:
     """What the publisher says, as no run records it.
 
     Attributes:
@@ -102,7 +102,12 @@ class Wishes:
 
 
 def write_card(
-    checkpoint: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, repo: str, wishes: Wishes, run: Run
+    checkpoint: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    repo: str,
+    card_options: CardOptions,
+    run: Run,
 ) -> tuple[ModelCard, dict[str, bytes]]:
     """A new card, and what goes with it: the picture of the curves, the run's records without paths, and its log.
 
@@ -110,14 +115,16 @@ def write_card(
         checkpoint (`Path`): Folder of the weights.
         model, tokenizer: Of that folder.
         repo (`str`): Where the model is to be found, for the code that loads it; `user/name`.
-        wishes (`Wishes`): What the publisher says.
+        card_options (`CardOptions`): What the publisher says.
         run (`Run`): What it recorded, from `find_run`.
     """
     picture = _curves(run)
-    wishes = replace(wishes, reports=_by_line(wishes.reports), score_commands=_by_line(wishes.score_commands))
+    card_options = replace(
+        card_options, reports=_by_line(card_options.reports), score_commands=_by_line(card_options.score_commands)
+    )
     quoted_repo = _quoted(repo)
     card = ModelCard.from_template(
-        _metadata(repo, wishes, run.values),
+        _metadata(repo, card_options, run.values),
         template_str=(resources.files(__package__) / "model_card.md").read_text(encoding="utf-8"),
         md=as_markdown,
         paragraph=as_paragraph,
@@ -126,15 +133,15 @@ def write_card(
         name=repo.split("/")[-1],
         repo=quoted_repo,
         loading=[f"{each}.from_pretrained({quoted_repo}, trust_remote_code=True)" for each in AUTO_CLASSES],
-        languages=wishes.languages,
+        languages=card_options.languages,
         weights=weights_of(checkpoint),
         curves=CURVES if picture else None,
-        license=wishes.license or UNKNOWN_LICENSE,
-        **_about_model(run, model, tokenizer, wishes.example),
-        **_about_scores(wishes),
-        **_about_training(run, model, tokenizer, wishes),
+        license=card_options.license or UNKNOWN_LICENSE,
+        **_about_model(run, model, tokenizer, card_options.example),
+        **_about_scores(card_options),
+        **_about_training(run, model, tokenizer, card_options),
     )
-    records = {STATE_NAME: run.state, RECORD_NAME: run.record, AVERAGE_RECORD: run.averaged}
+    records = {STATE_NAME: run.state, MANIFEST_NAME: run.record, AVERAGE_RECORD: run.averaged}
     files = {name: _as_json(record) for name, record in records.items() if record is not None}
     events = scalars(run.events, run.state["global_step"]) if run.state else {}
     return card, files | events | ({CURVES: picture} if picture else {})
@@ -167,20 +174,23 @@ def _about_model(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenize
     }
 
 
-def _about_scores(wishes: Wishes) -> dict:
+def _about_scores(card_options: CardOptions) -> dict:
     return {
         "reports": [
-            (test, _table(test, report), wishes.score_commands.get(test)) for test, report in wishes.reports.items()
+            (test, _table(test, report), card_options.score_commands.get(test))
+            for test, report in card_options.reports.items()
         ],
     }
 
 
-def _about_training(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, wishes: Wishes) -> dict:
+def _about_training(
+    run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, card_options: CardOptions
+) -> dict:
     recipe, recipe_note = _recipe(run, model.config)
     found = deviations(run, model.config, model.generation_config)
     return {
         "data": _data(run, tokenizer),
-        "compute": _compute(run, model, wishes),
+        "compute": _compute(run, model, card_options),
         "recipe": recipe,
         "recipe_note": recipe_note,
         "deviations": found,
@@ -199,12 +209,12 @@ def weights_of(checkpoint: Path) -> str:
 # Metadata
 
 
-def _metadata(repo: str, wishes: Wishes, values: dict) -> ModelCardData:
-    results = [r for test, report in wishes.reports.items() for r in eval_results(test, report)]
-    datasets = wishes.datasets or ([values["dataset_name"]] if values.get("dataset_name") else None)
+def _metadata(repo: str, card_options: CardOptions, values: dict) -> ModelCardData:
+    results = [r for test, report in card_options.reports.items() for r in eval_results(test, report)]
+    datasets = card_options.datasets or ([values["dataset_name"]] if values.get("dataset_name") else None)
     return ModelCardData(
-        language=_lines(wishes.languages),
-        license=_lines(wishes.license) or UNKNOWN_LICENSE,
+        language=_lines(card_options.languages),
+        license=_lines(card_options.license) or UNKNOWN_LICENSE,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vaswani", "attention-is-all-you-need"],
@@ -254,7 +264,7 @@ def _identifier(test: str) -> str:
     return f"{found}-{digest}" if found else digest
 
 
-def _signature(figure: Figure) -> str:
+def _signature(figure: MetricScore) -> str:
     """As the command prints it, but for the folders of an absolute path, which tell nobody else anything."""
     parts = (part.partition(":") for part in figure.signature.split("|"))
     return one_line("|".join(f"{name}{colon}{without_paths(value)}" for name, colon, value in parts))
@@ -323,7 +333,7 @@ def _data(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]
     return rows
 
 
-def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str, str]]:
+def _compute(run: Run, model: PreTrainedModel, card_options: CardOptions) -> list[tuple[str, str]]:
     if run.state is None:
         return [("Updates, tokens and time", "not recorded (no `trainer_state.json` of these weights)")]
     values = run.values
@@ -341,13 +351,13 @@ def _compute(run: Run, model: PreTrainedModel, wishes: Wishes) -> list[tuple[str
     estimated = f"about {_rounded(target)} (estimate, from the logged rate and time{alone})" if target else None
     rows.append(("Target tokens seen", estimated or "not recorded"))
     rows.append(("Time", _time(spent)))
-    rows.append(("Hardware", as_markdown(wishes.hardware) if wishes.hardware else _devices(run)))
+    rows.append(("Hardware", as_markdown(card_options.hardware) if card_options.hardware else _devices(run)))
     if source:
         total = operations(model, source, target or source)
         same = "" if target else ", and as many target as source tokens"
         text = f"about {total:.1e} (estimate: 6 for each token and weight it passes{same})"
         rows.append(("Floating point operations", text))
-    rows.append(("Energy", _energy(spent.seconds, wishes.watts)))
+    rows.append(("Energy", _energy(spent.seconds, card_options.watts)))
     return rows
 
 

@@ -15,8 +15,8 @@ from ..json_records import check_fields, read_record
 from ..trainer.arguments import RECIPES, defaults, load_recipe
 from ..trainer.averaging import RECORD, AverageFile
 from ..trainer.checkpoints import STATE_NAME, checkpoint_folders, read_state
-from ..trainer.manifest import RunFile, model_fields
-from ..trainer.resumable_trainer import RECORD_NAME
+from ..trainer.manifest import model_fields, read_manifest
+from ..trainer.resumable_trainer import MANIFEST_NAME
 from .tensorboard_log import event_files
 
 
@@ -81,7 +81,7 @@ class Run:
     def values(self) -> dict:
         """Fields of the recipe, as recorded, or else as the named recipe has them, over the defaults."""
         if self.record is not None:
-            return {**self.record["same"], **self.record["noted"]}
+            return {**self.record["must_match"], **self.record["may_change"]}
         if self.named is None:
             return {}
         return {**defaults(), **{name: _number(value) for name, value in self.named.items()}}
@@ -108,7 +108,7 @@ def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, re
         Path(name) if Path(name).is_dir() else folder / Path(name).name for name in averaged_checkpoints(averaged)
     ]
     places = [checkpoint, *reversed(sources), folder, *reversed(checkpoint_folders(folder))]
-    record = next((found for place in places if (found := _read_run(place / RECORD_NAME))), None)
+    record = next((found for place in places if (found := _read_run(place / MANIFEST_NAME))), None)
     if record is not None and (other := _other_model(record, config)):
         if run is not None:
             raise ValueError(f"--run {run}: another model was trained there, with {other}.")
@@ -148,10 +148,10 @@ def _read_state(folder: Path) -> dict | None:
 
 def _read_run(path: Path) -> dict | None:
     """`run.json`, if it is there. Numbers that the card computes with must be some."""
-    record = _read(path, RunFile)
-    if record is None:
+    if not path.is_file():
         return None
-    values = {**record["same"], **record["noted"]}
+    record = finite(read_manifest(path))
+    values = {**record["must_match"], **record["may_change"]}
     check_fields(values, RunValues, str(path))
     for name in values:
         if name.startswith("train_files["):
@@ -159,7 +159,7 @@ def _read_run(path: Path) -> dict | None:
                 raise ValueError(f"{path}: {name}: expected an object, found {reprlib.repr(values[name])}.")
             check_fields(values[name], DataFile, f"{path}: {name}")
     numbers = {name for name, value in defaults().items() if type(value) in (int, float)} | {"learning_rate"}
-    for values in (record["same"], record["noted"]):
+    for values in (record["must_match"], record["may_change"]):
         for name in numbers & values.keys():
             if values[name] is not None and not isinstance(values[name], (int, float)):
                 raise ValueError(f"{path}: {name}: expected a number, found {reprlib.repr(values[name]):.60}.")
@@ -189,7 +189,7 @@ def _state(places: list[Path], step: int | None) -> dict | None:
 
 def _other_model(record: dict, config: VaswaniConfig) -> str:
     own = {f"model.{name}": value for name, value in model_fields(config).items() if name != "use_cache"}
-    names = [name for name, value in own.items() if record["same"].get(name, value) != value]
+    names = [name for name, value in own.items() if record["must_match"].get(name, value) != value]
     return ", ".join(f"{name.removeprefix('model.')} {record['same'][name]} instead of {own[name]}" for name in names)
 
 

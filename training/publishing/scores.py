@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..data.readers import DataError, check_file
-from ..evaluation.metrics import Comparison, Figure, Interval
+from ..evaluation.metrics import Comparison, Interval, MetricScore
 from ..evaluation.report import Report
 from ..json_records import check_fields, read_record
 
@@ -90,7 +90,7 @@ def _check_finite(value: object, place: str) -> None:
         raise ValueError(f"{place}: expected a finite number, found {value}.")
 
 
-def _figure(place: str, score: float | None = None, interval: dict | None = None, **more) -> Figure:
+def _figure(place: str, score: float | None = None, interval: dict | None = None, **more) -> MetricScore:
     """As JSON has it, where null is a perplexity that no float can hold."""
     check_fields({"score": score, "interval": interval, **more}, FigureFile, place)
     if interval is not None:
@@ -99,6 +99,6 @@ def _figure(place: str, score: float | None = None, interval: dict | None = None
         check_fields(more["details"], BleuFile, f"{place}: details")
     if not 0 <= more["digits"] <= 20:
         raise ValueError(f"{place}: digits: expected at most 20, found {more['digits']}.")
-    return Figure(
+    return MetricScore(
         score=math.inf if score is None else score, interval=Interval(**interval) if interval else None, **more
     )

@@ -1,4 +1,4 @@
-"""What makes a run what it is: written into its checkpoints, and compared when it is to go on."""
+"""Manifest of a run: written into its checkpoints, and compared on `--resume`."""
 
 import dataclasses
 import hashlib
@@ -16,9 +16,9 @@ from hf_vaswani.checksums_vaswani import checksum, weight_files
 
 from ..data.encoding import FilteredStream, lengths, share_of_stream
 from ..hardware import hardware
-from ..json_records import read_record
+from ..json_records import check_fields, read_record
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
-from .resumable_trainer import RECORD_NAME
+from .resumable_trainer import MANIFEST_NAME
 
 
 logger = logging.getLogger(__name__)
@@ -47,18 +47,18 @@ UNRECORDED = {
 }
 
 
-class RunFile(TypedDict):
-    """What `run.json` holds."""
+class Manifest(TypedDict):
+    """Fields of `run.json`, by whether a resumed run must have the same values."""
 
-    same: dict[str, Any]
-    noted: dict[str, Any]
+    must_match: dict[str, Any]
+    may_change: dict[str, Any]
 
 
 SCORING = {"bleu_tokenize", "eval_average"}
 SCHEDULES_WITHOUT_END = {"inverse_sqrt", "constant", "constant_with_warmup"}
 
 
-def run_record(
+def make_manifest(
     model_args: ModelArguments,
     data: DataArguments,
     args: VaswaniTrainingArguments,
@@ -67,7 +67,7 @@ def run_record(
     pairs: Dataset | FilteredStream,
     start: Path | None = None,
 ) -> dict[str, dict]:
-    """What a run learns from and how (`same`), and what may change from one start to the next (`noted`).
+    """What a run learns from and how (`must_match`), and what may change from one start to the next (`may_change`).
 
     Args:
         model_args, data, args: Of the run, with its `learning_rate` set.
@@ -82,23 +82,23 @@ def run_record(
     values = {name: value for name, value in args.to_dict().items() if name not in UNRECORDED}
     if args.metric_for_best_model is not None:  # the best so far would be compared with what is scored otherwise
         harmless -= {name for name in harmless if name in SCORING or name.startswith("generation_")}
-    noted = {name: value for name, value in values.items() if name in harmless}
-    noted |= {"attn_implementation": model_args.attn_implementation, "devices": args.world_size}
+    may_change = {name: value for name, value in values.items() if name in harmless}
+    may_change |= {"attn_implementation": model_args.attn_implementation, "devices": args.world_size}
     files = {"train_files": data.train_files, "eval_files": data.eval_files}
-    noted |= {name: [Path(file).name for file in paths] for name, paths in files.items()}
-    noted |= {"places of eval_files": [os.path.abspath(file) for file in data.eval_files]}
-    noted |= {"name of init_from": model_args.init_from}
-    noted |= {"hardware": hardware(args.device)}
-    same = model | vocabulary | _start(model_args, start) | _data(data, pairs, args.world_size)
-    same |= {name: value for name, value in values.items() if name not in harmless}
+    may_change |= {name: [Path(file).name for file in paths] for name, paths in files.items()}
+    may_change |= {"places of eval_files": [os.path.abspath(file) for file in data.eval_files]}
+    may_change |= {"name of init_from": model_args.init_from}
+    may_change |= {"hardware": hardware(args.device)}
+    must_match = model | vocabulary | _start(model_args, start) | _data(data, pairs, args.world_size)
+    must_match |= {name: value for name, value in values.items() if name not in harmless}
     # The batches depend on how many an update has, not on where they are computed.
-    same |= {"batches of an update": args.parts_per_update}
-    same |= {"ema_decay": args.ema_decay if args.average == "ema" else None}
+    must_match |= {"batches of an update": args.parts_per_update}
+    must_match |= {"ema_decay": args.ema_decay if args.average == "ema" else None}
     if args.metric_for_best_model is None:
-        noted |= _evaluation(data)
+        may_change |= _evaluation(data)
     else:  # that of the best so far would be compared with another
-        same |= {"metric_for_best_model": args.metric_for_best_model} | _evaluation(data)
-    return json.loads(json.dumps({"same": same, "noted": noted}, default=str))
+        must_match |= {"metric_for_best_model": args.metric_for_best_model} | _evaluation(data)
+    return json.loads(json.dumps({"must_match": must_match, "may_change": may_change}, default=str))
 
 
 def model_fields(config: VaswaniConfig) -> dict:
@@ -158,22 +158,43 @@ def _digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
+def read_manifest(path: Path, schema: type[Any] = Manifest) -> dict[str, dict]:
+    """Read `run.json`, of an earlier version of this package too, which had other names for its two parts.
+
+    Args:
+        path (`Path`): File to read.
+        schema (`type`): A `TypedDict` with the parts that must be there.
+
+    Raises:
+        ValueError: The file is broken; the message names file and field.
+    """
+    manifest = read_record(path)
+    for name, earlier in (("must_match", "same"), ("may_change", "noted")):
+        if earlier in manifest and name not in manifest:
+            manifest[name] = manifest.pop(earlier)
+    check_fields(manifest, schema, str(path))
+    return manifest
+
+
 def check_same_run(record: dict[str, dict], checkpoint: str) -> None:
     """Compares a run to be resumed with the one that wrote its checkpoint, and logs what has changed without harm.
 
     Raises:
         ValueError: It would learn something else, or otherwise; the message names each field, with both values.
     """
-    path = Path(checkpoint) / RECORD_NAME
+    path = Path(checkpoint) / MANIFEST_NAME
     if path.is_file():
-        earlier = read_record(path, RunFile)
+        earlier = read_manifest(path)
     else:
-        logger.warning("%s has no %s: only its model is compared with this run's.", checkpoint, RECORD_NAME)
+        logger.warning("%s has no %s: only its model is compared with this run's.", checkpoint, MANIFEST_NAME)
         fields = model_fields(VaswaniConfig.from_pretrained(checkpoint))
-        earlier = {"same": json.loads(json.dumps({f"model.{k}": v for k, v in fields.items()})), "noted": {}}
-    if changed := changes(earlier["same"], record["same"]):
+        earlier = {
+            "must_match": json.loads(json.dumps({f"model.{k}": v for k, v in fields.items()})),
+            "may_change": {},
+        }
+    if changed := changes(earlier["must_match"], record["must_match"]):
         raise ValueError(f"--resume: this is not the run that wrote {checkpoint}: {', '.join(changed)}.")
-    if changed := changes(earlier["noted"], record["noted"]):
+    if changed := changes(earlier["may_change"], record["may_change"]):
         logger.info("Changed since %s, and may: %s.", Path(checkpoint).name, ", ".join(changed))
 
 

@@ -45,7 +45,7 @@ from .pushing import push_model
 from .signals import StopOnSignal
 
 
-RECORD_NAME = "run.json"
+MANIFEST_NAME = "run.json"
 LOSSES_REMEMBERED = 10_000  # scalars, to name the update whose loss is no number
 
 
@@ -59,17 +59,17 @@ class AtTrainBegin(TrainerCallback):
         self.function()
 
 
-class SafeTrainer(Seq2SeqTrainer):
+class ResumableTrainer(Seq2SeqTrainer):
     """Takes the arguments of `Seq2SeqTrainer`.
 
     Args:
-        run_record (`dict`, *optional*): What makes the run what it is, written to `run.json` in each checkpoint.
+        manifest (`dict`, *optional*): What makes the run what it is, written to `run.json` in each checkpoint.
 
     Raises:
         ValueError: FSDP2 is set up to write weights in pieces that nothing else reads.
     """
 
-    def __init__(self, *args, run_record: dict | None = None, **kwargs):
+    def __init__(self, *args, manifest: dict | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         if self.accelerator.is_fsdp2 and self.accelerator.state.fsdp_plugin.state_dict_type.name != "FULL_STATE_DICT":
             raise ValueError(
@@ -81,7 +81,7 @@ class SafeTrainer(Seq2SeqTrainer):
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = dataclasses.replace(
                 policy, reduce_dtype=torch.float32, output_dtype=None
             )
-        self.run_record = run_record
+        self.manifest = manifest
         self._writing = False
         self._resumed_from: str | None = None
         self.saved_steps: list[int] = []  # of all checkpoints but those of an interruption
@@ -226,8 +226,8 @@ class SafeTrainer(Seq2SeqTrainer):
             return
         self.state.save_to_json(str(folder / STATE_NAME))  # again: the best checkpoint is known only now
         (folder / PROGRESS_NAME).write_text(json.dumps(progress) + "\n", encoding="utf-8")
-        if self.run_record is not None:
-            (folder / RECORD_NAME).write_text(json.dumps(self.run_record, indent=2) + "\n", encoding="utf-8")
+        if self.manifest is not None:
+            (folder / MANIFEST_NAME).write_text(json.dumps(self.manifest, indent=2) + "\n", encoding="utf-8")
 
     def save_run(self) -> None:
         """The model, the tokenizer and the Trainer's state in the run's own folder, no file of them half written."""

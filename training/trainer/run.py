@@ -33,7 +33,7 @@ from .checkpoints import (
     read_state,
 )
 from .fine_tuning import EarlyStopping, add_adapters, load_model, merge_adapters, starting_checkpoint
-from .manifest import check_same_run, run_record
+from .manifest import check_same_run, make_manifest
 from .run_lock import lock_run
 from .signals import StopOnSignal
 from .trainer import VaswaniTrainer
@@ -258,7 +258,7 @@ def make_trainer(
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None
     if args.process_index == 0:  # the only one that reads all of the files again
-        record = run_record(model_args, data, args, model.config, tokenizer, train_pairs, start)
+        record = make_manifest(model_args, data, args, model.config, tokenizer, train_pairs, start)
         if checkpoint:
             check_same_run(record, checkpoint)
     return VaswaniTrainer(
@@ -269,7 +269,7 @@ def make_trainer(
         processing_class=tokenizer,
         callbacks=[EarlyStopping(args.early_stopping_patience)] if args.early_stopping_patience else [],
         stream_window=data.stream_window,
-        run_record=record,
+        manifest=record,
     )
 
 

@@ -25,7 +25,7 @@ from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average, mean_swa
 from .checkpoints import checkpoint_name
 from .fsdp import embeddings_in_root, gathered
 from .onednn import OneDNNProducts
-from .resumable_trainer import SafeTrainer
+from .resumable_trainer import ResumableTrainer
 from .signals import ignore_signals
 
 
@@ -59,7 +59,7 @@ class SaveByMinutes(TrainerCallback):
         self.last = time.monotonic()
 
 
-class VaswaniTrainer(SafeTrainer):
+class VaswaniTrainer(ResumableTrainer):
     """Trainer with token-budget batches that evaluates perplexity per token and BLEU.
 
     It takes the arguments of `Seq2SeqTrainer`. The data sets come from `data.tokenize` (`eval_dataset` keeps its text
