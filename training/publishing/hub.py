@@ -161,8 +161,8 @@ def renewed_card(
     Args:
         checkpoint (`Checkpoint`): What the card is about.
         repo (`str`): Where the model is to be found.
-        card_options (`CardOptions`): What the publisher says; licence and languages are the earlier card's or the run's
-            when not given.
+        card_options (`CardOptions`): The publisher's options. Licence and languages default to those of the earlier card
+            or of the run.
         earlier (`str`, *optional*): The card that is there.
         test (`EvaluationSet`, *optional*): To be translated and scored.
 
