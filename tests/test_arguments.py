@@ -99,6 +99,14 @@ def test_a_recipe_of_wrong_types_is_one_line_that_names_file_and_field(tmp_path,
     assert error.count("\n") == 1 and len(error) < 1000
 
 
+def test_a_recipe_may_hold_a_mapping_where_a_field_takes_one(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("lr_scheduler_kwargs: {power: 2.0}\nreport_to: [tensorboard]\n")
+    for _ in range(2):  # the parser changes the types of fields when it is made
+        args = parse("--config", str(tmp_path / "recipe.yaml"), "--lr_scheduler_type", "polynomial")
+        assert args[2].lr_scheduler_kwargs == {"power": 2.0}
+        assert args[2].report_to == ["tensorboard"]
+
+
 def test_a_recipe_that_is_no_file_is_said_to_be_so(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe.yaml")
     for name, message in (("", "is a folder, not a file"), ("pipe.yaml", "expected a regular file")):

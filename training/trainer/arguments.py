@@ -11,11 +11,11 @@ import os
 import re
 import reprlib
 import sys
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_type_hints
 
 import torch
 import yaml
@@ -40,16 +40,11 @@ def check_values(arguments) -> None:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and "\0" in text:
                 raise ValueError(f"{name} holds a null byte: {text!r:.60}.")
-        if isinstance(value, str) and value.startswith("{") and _holds(known, "dict"):
+        if isinstance(value, str) and value.startswith("{") and "dict" in str(get_type_hints(type(arguments))[name]):
             try:
                 json.loads(value)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{name}: expected a mapping, as JSON: {error}, found {value!r:.60}.") from error
-
-
-def _holds(known: Field, kind: str) -> bool:
-    """Whether a field may have a `list` or a `dict`."""
-    return kind in str(known.type)
 
 
 def check_positive(arguments, *names: str) -> None:
@@ -419,7 +414,8 @@ def load_recipe(name: str) -> dict:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise ValueError(f"{path}: not YAML: byte 0x{byte:02x} at position {error.start} is not UTF-8.") from error
-    known = {f.name: f for cls in GROUPS for f in fields(cls)}
+    # Not the fields' own types, which HfArgumentParser changes.
+    known = {name: str(kind) for cls in GROUPS for name, kind in get_type_hints(cls).items()}
     for key, value in recipe.items():
         if key not in known:
             raise ValueError(f"{path}: unknown field {key!r:.60}.{_suggestion(str(key), list(known))}")
@@ -439,15 +435,15 @@ def _check_recipe_file(name: str) -> None:
         raise ValueError(f"{name}: {size:,} bytes; a recipe has at most {MAX_RECIPE:,}.")
 
 
-def _check_kind(known: Field, value, place: str) -> None:
-    """Raises ValueError for a list or a mapping where a field has one value, and for lists of them."""
+def _check_kind(kind: str, value, place: str) -> None:
+    """Raises ValueError for a list or a mapping where a field of a kind has one value, and for lists of them."""
     if isinstance(value, list):
-        if not _holds(known, "list"):
+        if "list" not in kind:
             raise ValueError(f"{place}: expected one value, found a list of {len(value)}.")
         for item in value:
             if not isinstance(item, str) or item.startswith("-"):
                 raise ValueError(f"{place}: expected a list of names, found {reprlib.repr(item)} in it.")
-    elif isinstance(value, dict) and not (_holds(known, "dict") or known.name == "model_overrides"):
+    elif isinstance(value, dict) and not ("dict" in kind or place.endswith(": model_overrides")):
         raise ValueError(f"{place}: expected a value, found a mapping.")
 
 
