@@ -21,6 +21,8 @@ from training import demo
 from training.cli import main
 from training.inference.checkpoint_files import count_parameters
 from training.paper import GENERATION
+from training.trainer.arguments import VaswaniTrainingArguments
+from training.trainer.trainer import VaswaniTrainer
 
 
 @pytest.fixture(scope="module")
@@ -299,16 +301,15 @@ def test_an_earlier_versions_checksums_are_of_the_weights_alone(folder, run):
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("command", "fields"),
     [
-        {"decoder_layers": 10**9},
-        {"encoder_layers": 10**7, "d_ff": 1},
-        {"vocab_size": 10**10},
-        {"max_position_embeddings": 10**10, "position_embedding": "learned"},
-        {"d_model": 10**8},
+        *((name, {"decoder_layers": 10**9}) for name in LOADING),
+        ("translate", {"encoder_layers": 10**7, "d_ff": 1}),
+        ("translate", {"vocab_size": 10**10}),
+        ("translate", {"max_position_embeddings": 10**10, "position_embedding": "learned"}),
+        ("translate", {"d_model": 10**8}),
     ],
 )
-@pytest.mark.parametrize("command", LOADING)
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(folder, run, capsys, command, fields):
     edit(folder / "config.json", **fields)
     assert run(command, folder) == 1
@@ -467,7 +468,7 @@ def test_what_is_broken_is_one_line(folder, run, capsys, broken):
     assert all(fact in message for fact in facts), message
 
 
-@pytest.mark.parametrize("broken", ["no model", "an adapter", "a file", "cut weights", "cut tokenizer", "d_model"])
+@pytest.mark.parametrize("broken", ["no model", "a file", "cut weights"])
 @pytest.mark.parametrize("command", [name for name in LOADING if name != "translate"])
 def test_every_command_says_what_is_broken_in_one_line(folder, run, capsys, command, broken):
     BROKEN[broken][0](folder)
@@ -500,3 +501,32 @@ def test_no_spoiled_checkpoint_gives_a_traceback(original, folder, run, capsys):
         assert "NaN" not in out.out and "Infinity" not in out.out, how
         refused += status
     assert refused > 300
+
+
+def test_a_model_far_larger_than_its_weights_is_not_built(folder, run, capsys):
+    """It would fit into the memory: it has 96 million parameters."""
+    edit(folder / "config.json", encoder_layers=1, decoder_layers=1, d_ff=15 * 10**5)
+    assert run("translate", folder) == 1
+    message = one_line(capsys)
+    assert str(folder) in message and "config.json" in message and "stored" in message
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "wider"])
+def test_a_run_does_not_resume_with_weights_that_do_not_fit(tokenizer, pairs, tmp_path, change):
+    """The stock Trainer only warns of some."""
+    torch.manual_seed(0)
+    model = VaswaniForConditionalGeneration(tiny_config(vocab_size=len(tokenizer)))
+    arguments = VaswaniTrainingArguments(output_dir=str(tmp_path / "run"), report_to="none", eval_strategy="no")
+    trainer = VaswaniTrainer(model, arguments, processing_class=tokenizer)
+    model.save_pretrained(tmp_path / "saved")
+    trainer._load_from_checkpoint(str(tmp_path / "saved"))
+    weights = weights_of(tmp_path / "saved")
+    if change == "unexpected":
+        weights["x"] = weights[FC1].clone()
+    else:
+        fc1 = weights.pop(FC1)
+        weights |= {FC1: fc1.repeat(2, 1)} if change == "wider" else {}
+    write_weights(tmp_path / "saved", weights)
+    with pytest.raises(ValueError, match="saved") as caught:
+        trainer._load_from_checkpoint(str(tmp_path / "saved"))
+    assert ("x" if change == "unexpected" else FC1) in str(caught.value)
