@@ -161,7 +161,7 @@ def renewed_card(
     Args:
         checkpoint (`Checkpoint`): What the card is about.
         repo (`str`): Where the model is to be found.
-        card_options (`CardOptions`): The publisher's options. Licence and languages default to those of the earlier card
+        card_options (`CardOptions`): What the publisher says. Licence and languages default to those of the earlier card
             or of the run.
         earlier (`str`, *optional*): The card that is there.
         test (`EvaluationSet`, *optional*): To be translated and scored.
