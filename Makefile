@@ -25,16 +25,17 @@ test-slow: $(SETUP)
 	$(BIN)/pytest -m slow
 
 # Under the oldest transformers that is supported; and what either version wrote, the other reads.
-OLDEST_TESTS := configuration_vaswani modeling_vaswani generation_vaswani decoding_vaswani kernels_vaswani pipeline_vaswani \
-	checksums_vaswani library_features stock_tools trainer train tokenizer hub translate versions
+OLDEST_TESTS := tests/model tests/ecosystem tests/data/test_tokenizer.py tests/trainer/test_trainer.py \
+	tests/trainer/test_run.py tests/commands/test_translate.py
 test-oldest: $(SETUP) $(OLDEST)/.set-up
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest --numprocesses auto $(OLDEST_TESTS:%=tests/test_%.py)
-	OTHER_PYTHON=$(abspath $(BIN)/python) $(OLDEST)/bin/pytest -m slow tests/test_versions.py
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/pytest --numprocesses auto $(OLDEST_TESTS)
+	OTHER_PYTHON=$(abspath $(BIN)/python) $(OLDEST)/bin/pytest -m slow tests/ecosystem/test_versions.py
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python tools/private_names.py
 	$(BIN)/mypy
 
 format: $(SETUP)

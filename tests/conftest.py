@@ -13,13 +13,15 @@ import pytest
 import torch
 
 from hf_vaswani import (
-    VaswaniConfig,
     VaswaniForConditionalGeneration,
     decoding_vaswani,
     generation_vaswani,
 )
+from support.hub_client import ALICE, BOB, connected
+from support.hub_server import Hub
+from support.models import tiny_model
 from training.data.tokenizer import train_tokenizer
-from training.demo_data import generate_pairs
+from training.demo_data import generate_pairs, write_demo_data
 
 
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
@@ -30,27 +32,6 @@ def pytest_configure(config):
         flash = [f"flash_attn{version}_test" for version in ("", "_3", "_4")]
         for marker in ("accelerate_tests", "generate", "torch_compile_test", "torch_export_test", *flash):
             config.addinivalue_line("markers", f"{marker}: of transformers' own tests")
-
-
-def tiny_config(**overrides) -> VaswaniConfig:
-    """Small, without dropout, and with d_k and d_v that differ from each other and from d_model / num_heads."""
-    fields = {
-        "vocab_size": 40,
-        "d_model": 16,
-        "d_ff": 24,
-        "num_heads": 2,
-        "d_k": 4,
-        "d_v": 6,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "dropout": 0.0,
-    }
-    return VaswaniConfig(**{**fields, **overrides})
-
-
-def tiny_model(**overrides) -> VaswaniForConditionalGeneration:
-    torch.manual_seed(0)
-    return VaswaniForConditionalGeneration(tiny_config(**overrides)).eval()
 
 
 @pytest.fixture
@@ -86,3 +67,17 @@ def layouts(monkeypatch):
     monkeypatch.setattr(generation_vaswani, "DecoderWeights", Counted)
     monkeypatch.setattr(decoding_vaswani, "DecoderWeights", Counted)
     return models
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    files = write_demo_data(str(tmp_path_factory.mktemp("data")), train=200, val=10, test=10)
+    return {split: [str(path) for path in paths] for split, paths in files.items()}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """The server, which the client of this process knows."""
+    with Hub({ALICE: "alice", BOB: "bob"}) as hub, connected(hub, ALICE, tmp_path_factory.mktemp("cache")):
+        yield hub
+    assert hub.failures == []

@@ -1,0 +1,155 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.models import batch_of, tiny_model
+from training.benchmarks import data as data_benchmark
+from training.benchmarks import decoding
+from training.benchmarks.enlarge import grow
+from training.benchmarks.peers import to_ctranslate2, to_marian
+
+
+def strong_model(vocab_size: int, **overrides):
+    """With weights that make outputs differ from each other."""
+    model = tiny_model(vocab_size=vocab_size, d_k=8, d_v=8, **overrides)
+    torch.manual_seed(4)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "position" not in name:
+            torch.nn.init.normal_(parameter, std=0.3 if "shared" in name else 0.8)
+        elif parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.2)
+    return model
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"position_embedding": "learned", "max_position_embeddings": 64}, {"attention_bias": True}],
+)
+@torch.no_grad()
+def test_marian_with_our_weights_is_the_same_function(overrides):
+    model = strong_model(40, **overrides)
+    marian = to_marian(model, max_positions=64)
+    inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
+    torch.testing.assert_close(marian(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"attention_bias": True}])
+@torch.no_grad()
+def test_a_grown_model_is_the_same_function(overrides):
+    model = strong_model(40, **overrides)
+    large = grow(model)
+    base = {"d_model": 512, "d_ff": 2048, "num_heads": 8, "d_k": 64, "encoder_layers": 6, "decoder_layers": 6}
+    assert {name: getattr(large.config, name) for name in base} == base
+    inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
+    expected = model.double()(**inputs).logits  # in 64 bits: such weights magnify what is rounded
+    torch.testing.assert_close(large.double()(**inputs).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_cannot_grow_is_refused():
+    with pytest.raises(ValueError, match="num_heads: a model with 3 cannot grow to 8"):
+        grow(tiny_model(num_heads=3))
+    with pytest.raises(ValueError, match="encoder_layers: a model with 7 cannot grow to 6"):
+        grow(tiny_model(encoder_layers=7))
+
+
+def test_ctranslate2_with_our_weights_translates_the_same(tokenizer, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    model = strong_model(len(tokenizer))
+    to_ctranslate2(model, tokenizer, tmp_path, "float32")
+    translator = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
+    sentences = [tokenizer(text)["input_ids"] for text in ("three dogs sleep", "a cat sees the two big horses")]
+    outputs = set()
+    for sentence in sentences:
+        result = translator.translate_batch(
+            [tokenizer.convert_ids_to_tokens(sentence)], beam_size=1, max_decoding_length=12
+        )
+        ours = model.generate(torch.tensor([sentence]), max_new_tokens=12)[0, 1:]
+        ours = [token for token in ours.tolist() if token not in (model.config.eos_token_id, 0)]
+        assert tokenizer.convert_tokens_to_ids(result[0].hypotheses[0]) == ours
+        outputs.add(tuple(ours))
+    assert len(outputs) == len(sentences)
+
+
+@pytest.mark.slow
+def test_the_decoding_benchmark_ends_with_its_figures(tokenizer, tmp_path, capfd):
+    strong_model(len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "source").write_text("three dogs sleep\na cat sees the horse\n")
+    (tmp_path / "target").write_text("drei Hunde schlafen\neine Katze sieht das Pferd\n")
+    decoding.main(
+        [
+            *("--model", str(tmp_path / "model"), "--sources", str(tmp_path / "source")),
+            *("--references", str(tmp_path / "target"), "--repeats", "1", "--threads", "1"),
+            *("--systems", "ours-int8", "ours-float32", "marian-float32"),
+        ]
+    )
+    figures = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+    assert set(figures["results"]) == {"ours-int8", "ours-float32", "marian-float32"}
+    rates = {system: result["sentences_per_second"] for system, result in figures["results"].items()}
+    assert figures["ratio_vs_marian"] == {"float32": round(rates["ours-float32"] / rates["marian-float32"], 2)}
+    assert all(result["peak_memory_mb"] > 0 and result["tokens"] > 2 for result in figures["results"].values())
+
+
+def test_synthetic_pairs_have_the_lengths_of_wmt14(tmp_path):
+    """Log-normal, and alike on both sides; the same for the same seed."""
+    files = data_benchmark.write_pairs(tmp_path, 3000, seed=1)
+    sides = [Path(file).read_text(encoding="utf-8").splitlines() for file in files]
+    source, target = (np.array([len(line.split()) for line in lines]) for lines in sides)
+    assert len(source) == len(target) == 3000
+    assert 22 < source.mean() < 25  # 19 * exp(0.65**2 / 2) = 23.5 words, rounded down
+    assert 17 <= np.median(source) <= 20
+    assert np.corrcoef(source, target)[0, 1] > 0.9
+    assert min(source.min(), target.min()) >= 1
+    (tmp_path / "again").mkdir()
+    again = data_benchmark.write_pairs(tmp_path / "again", 3000, seed=1)
+    other = data_benchmark.write_pairs(tmp_path / "again", 2999, seed=2)
+    assert Path(again[1]).read_text(encoding="utf-8").splitlines() == sides[1]
+    assert Path(other[1]).read_text(encoding="utf-8").splitlines() != sides[1][:2999]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_memory_of_its_own_is_seen_while_it_is_there():
+    """In a process of its own, to which nothing gives back memory meanwhile."""
+    script = """
+import os
+import numpy as np
+from training.benchmarks.data import Memory
+memory = Memory(os.getpid())
+memory.look()
+before = memory.anonymous
+block = np.ones(64 * 2**20, np.uint8)
+memory.look()
+print(memory.anonymous - before)
+del block
+memory.reset()
+memory.look()
+print(memory.anonymous - before)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    during, after = map(int, run.stdout.split())
+    assert during == pytest.approx(64 * 2**20, rel=0.1)
+    assert after < 8 * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.parametrize("mode", [["--plan-only"], ["--num-proc", "2", "--folder"]])
+def test_the_data_benchmark_ends_with_its_figures(tmp_path, capfd, mode):
+    folder = [str(tmp_path)] if mode[-1] == "--folder" else []
+    data_benchmark.main(["--pairs", "1200", "--base", "300", "--tokens", "500", *mode, *folder])
+    figures = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+    stages = {"lengths", "bucketing", "epoch"}
+    if folder:
+        stages |= {"reading", "tokenising", "filtering", "second start"}
+        assert figures["results"]["1200"]["stages"]["cache on disk"]["bytes"] > 1200 * 100
+        assert not list(tmp_path.glob("cache-*"))
+    result = figures["results"]["1200"]
+    assert set(result["bytes_a_pair"]) == stages
+    assert all(result["stages"][name]["bytes"] > 2**20 for name in stages)
+    expected = (result["stages"]["epoch"]["bytes"] - figures["base"]["epoch"]["bytes"]) / 900
+    assert result["bytes_a_pair"]["epoch"] == pytest.approx(expected, abs=0.1)

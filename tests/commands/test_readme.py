@@ -1,0 +1,302 @@
+"""Every block of README.md is run, as it stands there, beside files of the names that it uses.
+
+Each block has a folder of its own, in which small data and random models lie. A block or a command that nothing here
+knows how to run is a failure.
+"""
+
+import gzip
+import importlib
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from markdown_it import MarkdownIt
+from packaging.requirements import Requirement
+from sacrebleu.dataset import DATASETS
+
+from support.hub_client import connected
+from support.hub_server import Hub
+from support.models import noisy_translator
+from support.paths import ROOT
+from training import ablate, demo, translate
+from training.cli import main
+from training.trainer.arguments import load_recipe, parse_arguments
+
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+TOKEN = "hf_secretOfUser"
+MODELS = ("M", "M1", "M2", "M3", "demo/run/average")
+OPTIONAL = {"curves": "matplotlib"}
+
+# What makes the README's trainings tiny; a command line wins over its recipe, and its last word over others.
+STEPS = [
+    *("--max_steps", "5", "--save_steps", "1", "--eval_steps", "1", "--warmup_steps", "2", "--save_total_limit", "6"),
+    *("--source_tokens_per_update", "200", "--target_tokens_per_update", "200", "--tokens_per_device", "200"),
+    *("--generation_num_beams", "1", "--generation_max_length", "8", "--disable_tqdm", "true", "--report_to", "none"),
+]
+TINY = {"d_model": 8, "d_ff": 8, "d_k": 4, "d_v": 4, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+FROM_SCRATCH = ["--model_overrides", json.dumps(TINY), "--vocab_size", "300", "--num_proc", "1"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, "" for none, its text, and the line of README.md on which that begins."""
+
+    language: str
+    text: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.language or 'plain'}-line-{self.line}"
+
+
+def fenced_blocks(markdown: str) -> list[Block]:
+    tokens = MarkdownIt().parse(markdown)
+    return [
+        Block(token.info.strip(), token.content, token.map[0] + 2)
+        for token in tokens
+        if token.type in ("fence", "code_block")
+    ]
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = fenced_blocks(README)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory, tokenizer):
+    """A Hub that has user/model."""
+    with Hub({TOKEN: "user"}) as hub, connected(hub, TOKEN, tmp_path_factory.mktemp("cache")):
+        noisy_translator(tokenizer, max_extra_tokens=3).push_to_hub("user/model")
+        tokenizer.push_to_hub("user/model")
+        yield hub
+    assert hub.failures == []
+
+
+@pytest.fixture(scope="module")
+def files(pairs, tokenizer, tmp_path_factory) -> Path:
+    """A folder with everything that the README's commands read."""
+    folder = tmp_path_factory.mktemp("files")
+    for name in MODELS:
+        noisy_translator(tokenizer, max_extra_tokens=3).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    sides = {"en": 0, "de": 1}
+    few, many = pairs[:4], pairs[:60]
+    columns = {f"{split}.{lang}": [pair[side] for pair in some] for lang, side in sides.items()
+               for split, some in (("test", few), ("val", few), ("train", many))}  # fmt: skip
+    columns |= {"mono.en": columns["test.en"], "out.de": columns["test.de"], "other.de": columns["test.de"][::-1]}
+    columns |= {"begun.de": ["Heute", "", "Mein", ""]}
+    columns |= {f"wmt14.en-de.{kind}": columns[f"test.{lang}"] for kind, lang in (("src", "en"), ("ref", "de"))}
+    columns |= {f"{name}.tsv": ["\t".join(pair) for pair in some] for name, some in (("mine", many), ("val", few))}
+    for name, lines in columns.items():
+        (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+    zipped = {"big.en.gz": "train.en"}
+    zipped |= {f"lc_norm_tok/{split}.{lang}.gz": f"{split}.{lang}" for split in ("train", "val") for lang in sides}
+    (folder / "lc_norm_tok").mkdir()
+    for name, content in zipped.items():
+        with gzip.open(folder / name, "wt", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in columns[content])
+    [recipe] = [block.text for block in BLOCKS if block.language == "yaml"]
+    (folder / "my_recipe.yaml").write_text(recipe, encoding="utf-8")
+    # datasets takes a folder of that name for the data set of the Hub.
+    wmt14 = folder / "wmt" / "wmt14"
+    wmt14.mkdir(parents=True)
+    for split, some in (("train", many), ("validation", few)):
+        rows = [json.dumps({"translation": dict(zip(sides, pair))}) + "\n" for pair in some]
+        (wmt14 / f"{split}.jsonl").write_text("".join(rows), encoding="utf-8")
+    (wmt14 / "README.md").write_text(
+        "---\nconfigs:\n- config_name: de-en\n  data_files:\n"
+        "  - {split: train, path: train.jsonl}\n  - {split: validation, path: validation.jsonl}\n---\n"
+    )
+    return folder
+
+
+@pytest.fixture
+def here(files, hub, tmp_path, monkeypatch) -> Path:
+    """The working directory: a copy of the files. What would need a network or many processes has a stand-in."""
+    folder = tmp_path / "here"
+    shutil.copytree(files, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(DATASETS["wmt14"], "_outdir", str(folder))
+    monkeypatch.setattr(translate, "launch", in_this_process)
+    monkeypatch.setenv("MULTI30K", str(folder))
+    rows = ablate.named_rows
+    monkeypatch.setattr(ablate, "named_rows", lambda names: rows(names)[:1])  # test_ablate.py trains others
+    if importlib.util.find_spec("gradio") is None:
+        page = SimpleNamespace(launch=lambda **options: print("served", options))
+        monkeypatch.setattr(demo, "import_gradio", lambda: SimpleNamespace(__version__="6.0.0"))
+        monkeypatch.setattr(demo, "make_page", lambda name, dtype: page)
+    else:
+        blocks = importlib.import_module("gradio").Blocks
+        monkeypatch.setattr(blocks, "launch", lambda self, **options: print("served", options))
+    return folder
+
+
+def in_this_process(processes: int, module: str, argv: list[str]) -> None:
+    """In place of several processes, which test_processes.py starts."""
+    assert module == "training.cli" and processes > 1
+    place = argv.index("--processes")
+    assert argv[place + 1] == str(processes)
+    assert main([*argv[:place], *argv[place + 2 :]]) == 0
+
+
+# How to run a command, given its words, in the working directory
+
+
+def run_make(words: list[str], capsys) -> None:
+    """The targets are there; what they do is for those who call them."""
+    done = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def run_pip(words: list[str], capsys) -> None:
+    """It is this package that is installed, with extras that it has."""
+    assert words[:2] == ["pip", "install"] and len(words) == 3
+    wanted = Requirement(words[2])
+    assert wanted.name == PYPROJECT["project"]["name"]
+    assert wanted.extras <= set(PYPROJECT["project"]["optional-dependencies"])
+
+
+def run_hf_vaswani(words: list[str], capsys) -> None:
+    """It succeeds, and what it was told to write is there; or it prints something."""
+    command, options = words[1], words[2:]
+    if command == "train":
+        options = [*options, *STEPS, *([] if "--init_from" in options else FROM_SCRATCH)]
+    if command == "ablate":
+        own, _, fields = " ".join(options).partition(" -- ")
+        options = [*own.split(), "--", *fields.split(), *STEPS, *FROM_SCRATCH]
+    capsys.readouterr()
+    status, printed = main([command, *options]), capsys.readouterr()
+    package = OPTIONAL.get(command)
+    if package is not None and importlib.util.find_spec(package) is None:
+        assert status == 1 and re.search(r"pip install 'hf-vaswani\[\w+\]'", printed.err)
+        return
+    assert status == 0, printed.err
+    if command == "train":
+        output = Path(parse_arguments(options)[2].output_dir)
+        assert (output / "model.safetensors").is_file()
+        assert json.loads((output / "trainer_state.json").read_text())["global_step"] == 5
+    elif places := [place for place, word in enumerate(options) if word in ("--output", "--write-space")]:
+        output = Path(options[places[0] + 1])
+        assert any(output.iterdir()) if output.is_dir() else output.stat().st_size > 1
+    else:
+        assert printed.out.strip()
+
+
+def run_accelerate(words: list[str], capsys) -> None:
+    """accelerate understands its part and the configuration; the rest runs here, on one device."""
+    assert words[:2] == ["accelerate", "launch"]
+    args = launch_command_parser().parse_args(words[2:])
+    assert args.module
+    config = load_config_from_file(str(ROOT / args.config_file))
+    assert config.num_processes == 8
+    module = importlib.import_module(args.training_script)
+    options = [*args.training_script_args, *STEPS, *FROM_SCRATCH]
+    module.main(options)
+    assert (Path(parse_arguments(options)[2].output_dir) / "model.safetensors").is_file()
+
+
+COMMANDS = {"make": run_make, "pip": run_pip, "hf-vaswani": run_hf_vaswani, "accelerate": run_accelerate}
+
+
+# How to run a block
+
+
+def run_bash(block: Block, capsys) -> None:
+    for number, line in enumerate(block.text.splitlines(), start=block.line):
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        if words[0] not in COMMANDS:
+            pytest.fail(f"README.md:{number}: nothing here knows how to run {line!r}")
+        COMMANDS[words[0]](words, capsys)
+
+
+def run_python(block: Block, capsys) -> None:
+    """The lines keep their numbers, for a traceback."""
+    exec(compile("\n" * (block.line - 1) + block.text, str(ROOT / "README.md"), "exec"), {})
+
+
+def run_yaml(block: Block, capsys) -> None:
+    """A recipe whose every line takes effect; the commands before it train by it."""
+    recipe = load_recipe("my_recipe.yaml")
+    assert block.text == Path("my_recipe.yaml").read_text(encoding="utf-8")
+    values = {
+        name: value for group in parse_arguments(["--config", "my_recipe.yaml"]) for name, value in vars(group).items()
+    }
+    assert recipe.keys() <= values.keys()
+    for name, value in recipe.items():
+        plain = {key: float(each) for key, each in value.items()} if isinstance(value, dict) else value
+        assert plain == values[name] or str(value).lower() == str(values[name]).lower(), name
+
+
+def run_layout(block: Block, capsys) -> None:
+    """Every file and folder in it is there."""
+    folder, named = ROOT, 0
+    for line in block.text.splitlines():
+        first = line.split()[0]
+        if not line.startswith(" "):
+            folder = ROOT / first
+        inner = folder / first if line.startswith("  ") and first.endswith("/") else folder
+        assert inner.is_dir(), line
+        for name in re.findall(r"(?<![\w<>])[\w/*]+\.(?:py|yaml|md)\b", line):
+            assert list(inner.glob(name)), f"{inner.relative_to(ROOT)}/{name}"
+            named += 1
+    assert named > 30
+
+
+LANGUAGES: dict[str, Callable] = {"bash": run_bash, "python": run_python, "yaml": run_yaml, "": run_layout}
+
+
+def run_block(block: Block, capsys) -> None:
+    if block.language not in LANGUAGES:
+        pytest.fail(f"README.md:{block.line}: nothing here knows how to run a block of {block.language!r}")
+    LANGUAGES[block.language](block, capsys)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_the_readmes_blocks_run(block, here, capsys):
+    run_block(block, capsys)
+
+
+def test_what_the_text_says_to_install_has_these_extras(capsys):
+    commands = re.findall(r"`(pip install [^`]+)`", README)
+    assert len(commands) >= 2
+    for command in commands:
+        run_pip(shlex.split(command), capsys)
+
+
+def test_all_blocks_were_found():
+    fences = [line for line in README.splitlines() if line.startswith("```")]
+    assert len(BLOCKS) == len(fences) / 2 > 10
+    assert {block.language for block in BLOCKS} == set(LANGUAGES)
+
+
+@pytest.mark.parametrize(
+    ("block", "error", "message"),
+    [
+        (Block("ruby", "puts 1\n", 7), pytest.fail.Exception, "README.md:7: nothing here knows how to run a block"),
+        (Block("bash", "# no\nrm -rf demo\n", 7), pytest.fail.Exception, "README.md:8: nothing here knows"),
+        (Block("bash", "hf-vaswani translate --model M --beam 4\n", 7), SystemExit, "2"),
+        (Block("bash", "hf-vaswani translate --model M --input no.en\n", 7), AssertionError, "no.en: no such file"),
+        (Block("bash", "make no-such-target\n", 7), AssertionError, "no-such-target"),
+        (Block("bash", "pip install 'hf-vaswani[extras]'\n", 7), AssertionError, "extras"),
+        (Block("python", "import hf_vaswani\nhf_vaswani.nothing\n", 7), AttributeError, "nothing"),
+        (Block("", "training/\n  nothing.py\n", 7), AssertionError, "training/nothing.py"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Block) else "",
+)
+def test_a_wrong_block_fails(block, error, message, here, capsys):
+    with pytest.raises(error, match=message):
+        run_block(block, capsys)

@@ -1,0 +1,1 @@
+"""Small models, runs and servers that several tests share."""

@@ -1,0 +1,8 @@
+"""Where the tests and what they test lie."""
+
+from pathlib import Path
+
+
+SUPPORT = Path(__file__).parent
+TESTS = SUPPORT.parent
+ROOT = TESTS.parent
