@@ -161,8 +161,8 @@ def renewed_card(
     Args:
         checkpoint (`Checkpoint`): What the card is about.
         repo (`str`): Where the model is to be found.
-        card_options (`CardOptions`): What the publisher says. Licence and languages default to those of the earlier card
-            or of the run.
+        card_options (`CardOptions`): What the publisher says. Licence and languages default to the earlier card's or
+            the run's.
         earlier (`str`, *optional*): The card that is there.
         test (`EvaluationSet`, *optional*): To be translated and scored.
 
