@@ -98,17 +98,6 @@ def test_a_null_in_json_comes_with_its_reason(tokenizer, files, monkeypatch, cap
     assert "infinite" in figure["note"] and "null" in figure["note"]
 
 
-@pytest.mark.parametrize("output", [["--json"], []])
-def test_a_perplexity_that_is_not_a_number_is_an_error(tokenizer, files, monkeypatch, capsys, output):
-    found = [[-1.0]] * 4 + [[-1.0, math.nan]] + [[-1.0]] * 7
-    monkeypatch.setattr("training.evaluation.perplexity.token_log_probabilities", lambda *_: found)
-    given = [word for word in words(files, "hypotheses", "references", "sources", "model") if word != "--json"]
-    assert main([*given, *output]) == 1
-    out, error = capsys.readouterr()
-    [message] = [line for line in error.splitlines() if line.startswith("hf-vaswani score: ")]
-    assert out == "" and "reference 5 is not a number (NaN)" in message
-
-
 def test_a_figure_that_is_not_a_number_is_no_json():
     report = Report("out", 1, 0, [MetricScore("chrF", 1.0, "v:1"), MetricScore("COMET", math.nan, "model:x")])
     with pytest.raises(ValueError, match=r"COMET of out is not a number \(NaN\)"):

@@ -84,12 +84,15 @@ def load_model(
 def no_report() -> Iterator[None]:
     """Keep the library from logging a table of the weights that do not fit, of which `check_fit` says a line."""
     logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(is_error)  # a level of its own would make the library verify its tensor-parallel plan
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(is_error)
 
 
 def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -22,25 +22,27 @@ from .tensorboard_log import event_files
 
 logger = logging.getLogger(__name__)
 
-# Fields of the recipe in `run.json`, as far as a card shows them.
-RunValues = TypedDict(
-    "RunValues",
-    {
-        "train_files": list[str] | None,
-        "eval_files": list[str] | None,
-        "places of eval_files": list[str] | None,
-        "source_lang": Required[str],
-        "target_lang": Required[str],
-        "max_steps": Required[int | float],
-        "learning_rate": Required[int | float],
-        "devices": Required[int],
-        "dataset_name": str | None,
-        "dataset_config": str | None,
-        "hardware": dict | None,
-        "pairs": int | None,
-    },
-    total=False,
-)
+
+class RunValues(TypedDict, total=False):
+    """Fields of the recipe in `run.json`, as far as a card shows them."""
+
+    source_lang: Required[str]
+    target_lang: Required[str]
+    max_steps: Required[int | float]
+    learning_rate: Required[int | float]
+    devices: Required[int]
+    train_files: list[str] | None
+    eval_files: list[str] | None
+    dataset_name: str | None
+    dataset_config: str | None
+    hardware: dict | None
+    pairs: int | None
+
+
+class Files(TypedDict):
+    """Paths of files."""
+
+    files: list[str]
 
 
 class DataFile(TypedDict):
@@ -153,6 +155,7 @@ def _read_run(path: Path) -> dict | None:
     record = finite(read_manifest(path))
     values = {**record["must_match"], **record["may_change"]}
     check_fields(values, RunValues, str(path))
+    check_fields({"files": values.get("places of eval_files", [])}, Files, f"{path}: places of eval_files")
     for name in values:
         if name.startswith("train_files["):
             if not isinstance(values[name], dict):
@@ -190,7 +193,9 @@ def _state(places: list[Path], step: int | None) -> dict | None:
 def _other_model(record: dict, config: VaswaniConfig) -> str:
     own = {f"model.{name}": value for name, value in model_fields(config).items() if name != "use_cache"}
     names = [name for name, value in own.items() if record["must_match"].get(name, value) != value]
-    return ", ".join(f"{name.removeprefix('model.')} {record['same'][name]} instead of {own[name]}" for name in names)
+    return ", ".join(
+        f"{name.removeprefix('model.')} {record['must_match'][name]} instead of {own[name]}" for name in names
+    )
 
 
 def _recipe_text(name: str) -> str:

@@ -56,7 +56,7 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         ValueError: The Trainer's state in it is broken.
     """
     with args.main_process_first(desc="looking for checkpoints", local=False):
-        if args.process_index == 0:
+        if args.resume and args.process_index == 0:
             clear_partial(args.output_dir)
         checkpoints = complete_checkpoints(args.output_dir)
     if checkpoints and not args.resume:
