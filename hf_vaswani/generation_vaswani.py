@@ -279,8 +279,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             and (mask is None or (mask.dim() == 2 and bool(mask.any(-1).all())))
             and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor or ())
             and all(type(criterion) in KNOWN_CRITERIA for criterion in stopping_criteria or ())
-            and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(self.device.type))
             and all(_is_plain(model) for model in (self, *ensemble))
+            and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(self.device.type))
         )
 
     def _decode(

@@ -243,15 +243,16 @@ def run_yaml(block: Block, capsys) -> None:
 
 def run_layout(block: Block, capsys) -> None:
     """Every file and folder in it is there."""
-    folder, named = ROOT, 0
+    folders, named = {-1: ROOT}, 0  # by the indentation of the line that names them
     for line in block.text.splitlines():
-        first = line.split()[0]
-        if not line.startswith(" "):
-            folder = ROOT / first
-        inner = folder / first if line.startswith("  ") and first.endswith("/") else folder
-        assert inner.is_dir(), line
+        first, indent = line.split()[0], len(line) - len(line.lstrip())
+        folders = {column: folder for column, folder in folders.items() if column < indent}
+        folder = folders[max(folders)]
+        if first.endswith("/"):
+            folder = folders[indent] = folder / first
+        assert folder.is_dir(), line
         for name in re.findall(r"(?<![\w<>])[\w/*]+\.(?:py|yaml|md)\b", line):
-            assert list(inner.glob(name)), f"{inner.relative_to(ROOT)}/{name}"
+            assert list(folder.glob(name)), f"{folder.relative_to(ROOT)}/{name}"
             named += 1
     assert named > 30
 

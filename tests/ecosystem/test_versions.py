@@ -109,7 +109,7 @@ def test_the_package_the_oldest_environment_and_the_pins_agree():
     }
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     assert all(pins[name] in specifier for name, specifier in needed.items())
-    card = (ROOT / "training" / "model_card.md").read_text(encoding="utf-8")
+    card = (ROOT / "training" / "publishing" / "model_card.md").read_text(encoding="utf-8")
     assert f"`transformers` ({OLDEST['transformers']} or newer)" in card
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.findall(r"transformers==(\d+\.\d+)\.\d+/", makefile) == [OLDEST["transformers"]]
