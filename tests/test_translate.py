@@ -387,7 +387,7 @@ def test_a_fifo_is_written_to(name, command, tmp_path, capsys):
     assert (gzip.decompress(data) if name == "fifo.gz" else data).decode() == expected
     assert fifo.is_fifo()
     assert command("--output", str(fifo), "--input", str(fifo)) is None
-    assert f"--output {fifo}: is the same file as {fifo}" in capsys.readouterr().err
+    assert f"--output {fifo}: is the same file as the input {fifo}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command("--output", str(fifo), "--resume")
     assert "--resume needs" in capsys.readouterr().err
