@@ -115,7 +115,7 @@ def test_a_line_beyond_the_positions_is_cut_and_that_is_said(tokenizer):
     translator = Translator(model, tokenizer)
     assert translator.limit == 12
     found, notice = translator("The man sleeps. " * 6 + "\nThe man sleeps.")
-    assert notice == "Cut into pieces, as they have more than 12 tokens: 1 lines of the text (1)."
+    assert "more than 12 tokens: 1 lines of the text (1)." in notice
     assert [each.line for each in found] == [1, 2] and found[0].translation.text
     assert "at most 12 tokens" in translator.attention(found[0])
 
