@@ -235,7 +235,7 @@ def test_attention_that_is_not_a_number_is_an_error(tokenizer):
     model = noisy_model(tokenizer)
     with torch.no_grad():
         model.get_encoder().layers[0].self_attn.q_proj.weight[0] = float("nan")
-    with pytest.raises(ValueError, match="encoder self-attention has .* not finite"):
+    with pytest.raises(ValueError, match=r"encoder self-attention has .* not finite"):
         attention_maps(model, tokenizer, "a dog", "ein Hund")
 
 

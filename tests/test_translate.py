@@ -536,8 +536,8 @@ def test_samples_are_reproducible_and_do_not_depend_on_the_batches(command):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top-k", "3"], "--top-k is for --sample"),
-        (["--seed", "3"], "--seed is for --sample"),
+        (["--top-k", "3"], "--top-k needs --sample"),
+        (["--seed", "3"], "--seed needs --sample"),
         (["--sample", "--num-beams", "2"], "--sample has no beams, got --num-beams 2"),
         (["--sample", "--temperature", "0"], "must be above 0, got 0"),
         (["--sample", "--top-p", "1.5"], "must be above 0 and at most 1, got 1.5"),
