@@ -165,24 +165,27 @@ class Translator:
         ]
         return candidates, corpus.notice()
 
-    def attention(self, found: Found) -> str:
+    def attention(self, candidate: Found) -> str:
         """Render the attention over a line and one of its translations as HTML.
 
         The attention page is in an iframe whose sandbox isolates its scripts from the surrounding page. For a text
         that is too long, the result is a sentence that says so.
         """
         limit = min(MAX_ATTENTION_TOKENS, self.limit)
-        longest = max(len(self.tokenizer(text)["input_ids"]) for text in (found.source, found.translation.text))
+        longest = max(
+            len(self.tokenizer(text)["input_ids"]) for text in (candidate.source, candidate.translation.text)
+        )
         if longest > limit:
             return f"<p>Attention is shown for texts of at most {limit} tokens. This text has {longest}.</p>"
-        page = attention_page(attention_maps(self.model, self.tokenizer, found.source, found.translation.text))
+        maps = attention_maps(self.model, self.tokenizer, candidate.source, candidate.translation.text)
+        page = attention_page(maps)
         style = "width: 100%; height: 48rem; border: 0"
         return f'<iframe title="Attention" sandbox="allow-scripts" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
-def best_translations(found: list[Found], lines: int) -> str:
+def best_translations(candidates: list[Found], lines: int) -> str:
     """Join the best translations of all lines, one per line. Empty lines stay empty."""
-    best = {candidate.line: candidate.translation.text for candidate in found if candidate.rank == 1}
+    best = {candidate.line: candidate.translation.text for candidate in candidates if candidate.rank == 1}
     return "\n".join(best.get(number, "") for number in range(1, lines + 1))
 
 

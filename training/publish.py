@@ -38,8 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     card = parser.add_argument_group("model card", "Facts that no run records, or that replace the recorded ones.")
     card.add_argument("--license", type=license_identifier, help="licence of the weights, as an identifier of the Hub "
         "such as cc-by-4.0 (default: unknown)")  # fmt: skip
-    card.add_argument("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="codes of the two languages, such as en de "
-        "(default: the run's)")  # fmt: skip
+    card.add_argument("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="codes of the two languages, such as "
+        "en de (default: the run's)")  # fmt: skip
     card.add_argument("--datasets", nargs="+", help="names of the training data on the Hub (default: the run's)")
     card.add_argument("--run", help="folder of the run (default: the one that contains the checkpoint)")
     card.add_argument("--recipe", help="path or name of the recipe, for a run without run.json")

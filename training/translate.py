@@ -157,7 +157,8 @@ def check_start(args: argparse.Namespace, processes: Processes) -> None:
         raise ValueError("Several processes need an --input file, because each of them reads it.")
     if args.processes > 1 and processes.count != args.processes:
         raise ValueError(
-            f"--processes {args.processes}: expected as many processes, found {processes.count} started by a launcher."
+            f"--processes {args.processes}: expected no launcher or as many processes, found {processes.count} that a "
+            "launcher has started."
         )
     if processes.is_main and args.output is not None and not is_stream(args.output):
         PartialOutput.check(args.output, args.resume)
@@ -232,7 +233,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.processes > 1 and not is_torchelastic_launched():
         devices = torch.accelerator.device_count() if args.dtype != "int8" else 0
         if 0 < devices < args.processes:
-            raise ValueError(f"--processes {args.processes}: expected as many devices, found {devices}.")
+            raise ValueError(f"--processes {args.processes}: expected as many accelerators, found {devices}.")
         launch(args.processes, f"{__package__}.cli", ["translate", *argv])
         return
     logging.basicConfig(format="%(message)s", level=logging.WARNING)

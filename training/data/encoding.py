@@ -121,11 +121,11 @@ def filter_by_length(
     Raises:
         DataError: No pair is left.
     """
-    report, kept = FilterReport(), np.empty(len(dataset), bool)
+    report, is_kept = FilterReport(), np.empty(len(dataset), bool)
     source, target = lengths(dataset)
     for start in range(0, len(dataset), BLOCK):
         block = slice(start, start + BLOCK)
-        kept[block] = report.count(source[block], target[block], max_length, max_ratio)
+        is_kept[block] = report.count(source[block], target[block], max_length, max_ratio)
     if not report.kept:
         raise DataError(f"No pair is left: {report}.")
     if report.kept == report.pairs:
@@ -133,7 +133,7 @@ def filter_by_length(
     del source, target
     # `filter` stores the kept rows in the cache on disk, keyed by their mask. `select` would hold them in memory.
     options = {"with_indices": True, "input_columns": [], "batched": True, "batch_size": 10_000}
-    return dataset.filter(lambda rows: kept[rows], **options, desc="Filtering"), report
+    return dataset.filter(lambda rows: is_kept[rows], **options, desc="Filtering"), report
 
 
 class FilteredStream:
