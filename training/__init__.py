@@ -1,10 +1,10 @@
-"""The commands, one file each, over the folders that do the work."""
+"""Commands of `hf-vaswani`, one module each. The subpackages implement them."""
 
 import logging
 
 
-# Where torchao is installed, transformers imports it, and it reports at once what it lacks and what of PyTorch it uses
-# that is deprecated. Neither concerns the user of a command. All else that the two log is shown.
+# transformers imports torchao where it is installed, and torchao then logs its missing extensions and its use of
+# deprecated parts of PyTorch. Neither concerns the user of a command, so these messages alone are filtered out.
 _NOTICES = {
     "torchao": ("Failed to load", "Skipping import of cpp extensions"),
     "torch.utils._pytree": ("%s is an Enum subclass",),

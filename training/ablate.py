@@ -1,15 +1,15 @@
-"""Table 3 as an experiment: train its rows at a chosen scale, and draw the table beside the paper's.
+"""Train rows of the paper's Table 3 at any scale, and write a table of the results next to the paper's.
 
     hf-vaswani ablate --config RECIPE --rows base A D --seeds 0 1 2 --output FOLDER -- --max_steps 400
 
-The recipe's model takes the place of the base model; its data, vocabulary, budgets and optimisation are those of every
-row. A row changes it as the paper's row changes the paper's base. What Table 3 counts (layers, d_model, d_ff, heads,
-d_k, d_v) is multiplied by the same factor: C-ff4096 doubles d_ff, and A-h1 has an eighth of the heads, each eight
-times as wide. Dropout, label smoothing and the kind of positions are the paper's own; big takes three times as many
-updates. Where the recipe leaves the base model as it is, the rows are the paper's.
+The model of the recipe is the base model. All rows share the data, vocabulary, budgets and optimisation of the recipe.
+A row changes its base model as the paper's row changes the paper's. Sizes (layers, d_model, d_ff, heads, d_k, d_v) are
+multiplied by the same factor: C-ff4096 doubles d_ff, and A-h1 has an eighth of the heads, each eight times as wide.
+Dropout, label smoothing and the kind of positions have the values of the paper. The row big takes three times as many
+updates. If the recipe does not modify the base model, the rows are exactly those of the paper.
 
-Each row is trained in FOLDER/ROW/seed-SEED. The same command goes on with what was interrupted and passes over what is
-finished; started on several devices at once, each takes what none of the others is at.
+Each row is trained in FOLDER/ROW/seed-SEED. Repeating the command resumes interrupted runs and skips finished ones.
+Several processes may run the same command at once, for example one per device: each claims an unclaimed run.
 """
 
 import argparse
@@ -26,46 +26,62 @@ from .options import positive
 from .trainer.arguments import packaged_recipes
 
 
-# The command
-
-
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Own arguments, and the words for `hf-vaswani train`."""
+    """Split the command line into the arguments of this command and the argument list of `hf-vaswani train`."""
     parser = argparse.ArgumentParser(
         prog="hf-vaswani ablate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config", help="recipe: a YAML file, or one of: " + ", ".join(packaged_recipes()))
+    parser.add_argument("--config", help="recipe: a YAML file, or one of " + ", ".join(packaged_recipes()))
     parser.add_argument("--output", required=True, help="folder for the runs and the table")
-    rows = "names, letters of groups (A: all of A), all: every row but big (%(default)s)"
-    parser.add_argument("--rows", nargs="+", default=["all"], help=rows)
-    parser.add_argument("--seeds", nargs="+", type=int, help="train each row once with each (the recipe's)")
-    parser.add_argument("--scale", type=Fraction, default=Fraction(1), help="of the widths of the recipe's model (1)")
-    last = "evaluate the mean of so many last checkpoints; the paper's Table 3 averages none: 1 (%(default)s)"
-    parser.add_argument("--average-last", type=positive, default=5, help=last)
-    parser.add_argument("--table-only", action="store_true", help="draw the table of what is finished, train nothing")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        default=["all"],
+        help="names of rows, letters of groups (A is all rows of group A), or all for every row except big "
+        "(default: all)",
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="random seeds; each row is trained once per seed (default: the recipe's)"
+    )
+    parser.add_argument(
+        "--scale",
+        type=Fraction,
+        default=Fraction(1),
+        help="factor for all widths of the recipe's model, such as 1/4 (default: 1)",
+    )
+    parser.add_argument(
+        "--average-last",
+        type=positive,
+        default=5,
+        help="number of last checkpoints whose average is evaluated; 1 evaluates without averaging, as in the paper's "
+        "Table 3 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--table-only", action="store_true", help="write the table of the finished runs without training"
+    )
     parser.usage = parser.format_usage().removeprefix("usage: ").strip() + " [-- more fields of hf-vaswani train]"
     end = argv.index("--") if "--" in argv else len(argv)
-    args, words = parser.parse_args(argv[:end]), argv[end + 1 :]
+    args, train_argv = parser.parse_args(argv[:end]), argv[end + 1 :]
     if args.config is None and not args.table_only:
-        parser.error("--config is needed to train")
-    for word in words:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name in OURS:
-            parser.error(f"{word} after --: ablate sets it itself")
-    return args, ([] if args.config is None else ["--config", args.config]) + words
+        parser.error("training needs --config")
+    for argument in train_argv:
+        name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+        if argument.startswith("--") and name in OURS:
+            parser.error(f"{argument} after --: ablate sets it itself")
+    return args, ([] if args.config is None else ["--config", args.config]) + train_argv
 
 
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani ablate`."""
-    args, words = _parse(sys.argv[1:] if argv is None else argv)
+    args, train_argv = _parse(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     check_output_folder(args.output)
     folder = Path(args.output)
     if not args.table_only:
         rows = named_rows(args.rows)
-        ablation = Ablation(words, folder, args.scale, args.average_last)
+        ablation = Ablation(train_argv, folder, args.scale, args.average_last)
         for row in rows:
-            ablation.words_of(row, ablation.seed)  # now, rather than after hours: whether there can be such a row
+            ablation.words_of(row, ablation.seed)  # raises for an impossible row before hours of training
         ablation.prepare()
         for seed in args.seeds or [ablation.seed]:
             for row in rows:

@@ -1,4 +1,4 @@
-"""Align words: for each word of a translation, the word of the source that the model looks at."""
+"""Align each word of a translation with the source word that the model attends to."""
 
 import argparse
 import logging
@@ -19,20 +19,27 @@ def main(argv: list[str] | None = None) -> None:
         prog="hf-vaswani align", description=alignment.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
-    parser.add_argument("--sources", required=True, help="text file, a sentence a line, plain or .gz")
-    parser.add_argument("--translations", required=True, help="their translations, parallel to it")
+    parser.add_argument("--sources", required=True, help="text file with one sentence per line, plain or .gz")
+    parser.add_argument("--translations", required=True, help="file of translations, parallel to --sources")
     parser.add_argument(
         "--method",
         choices=alignment.METHODS,
         default="shift",
-        help="attention where the decoder has read a word, where it is about to write it, or the sum (%(default)s)",
+        help="position of a target word at which to read its attention: shift, where the word is the decoder's input; "
+        "naive, where it is the decoder's output; both, the sum of the two (default: %(default)s)",
     )
     parser.add_argument(
-        "--layer", type=positive, help="decoder layer, from 1 (layer and head where shift and naive agree most)"
+        "--layer",
+        type=positive,
+        help="decoder layer, counted from 1 (default: the layer and head where shift and naive agree most)",
     )
-    parser.add_argument("--head", type=positive, help="head of that layer, from 1 (the mean of them)")
-    parser.add_argument("--batch-tokens", type=positive, default=4096, help="tokens of a batch (%(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
+    parser.add_argument(
+        "--head", type=positive, help="head of --layer, counted from 1 (default: the mean of its heads)"
+    )
+    parser.add_argument("--batch-tokens", type=positive, default=4096, help="tokens per batch (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)"
+    )
     add_trust(parser)
     args = parser.parse_args(argv)
     translations, groups = read_parallel(args.translations, [args.sources])

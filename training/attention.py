@@ -1,5 +1,5 @@
-"""See attention: what the tokens of a sentence and its translation attend to, in any layer and head, as a picture or
-as a page for the browser."""
+"""Show the attention weights over a sentence and its translation, in any layer and head, as a picture or as an HTML
+page."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ from .options import add_trust, positive
 
 
 def head_number(text: str) -> int | str:
-    """A head, for argparse: a number, "mean" or "all"."""
+    """Parse a head: a number from 1, "mean" or "all"."""
     return text if text in ("mean", "all") else positive(text)
 
 
@@ -19,15 +19,23 @@ def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani attention`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani attention", description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
-    parser.add_argument("--source", required=True, help="a sentence")
-    parser.add_argument("--target", help="its translation (the model's own)")
-    parser.add_argument("--output", required=True, help="file to write: .html, a page, or a picture: .png, .svg, .pdf")
+    parser.add_argument("--source", required=True, help="source sentence")
+    parser.add_argument("--target", help="translation of the sentence (default: the model's own)")
     parser.add_argument(
-        "--kind", choices=TITLES, default="cross", help="attention to draw, or to show first (%(default)s)"
+        "--output", required=True, help="file to write: a page (.html) or a picture (.png, .svg or .pdf)"
     )
-    parser.add_argument("--layer", type=positive, help="layer, from 1 (the last)")
     parser.add_argument(
-        "--head", type=head_number, default="mean", help="head, from 1; mean, or all in a grid (%(default)s)"
+        "--kind",
+        choices=TITLES,
+        default="cross",
+        help="kind of attention to draw, or to show first in a page (default: %(default)s)",
+    )
+    parser.add_argument("--layer", type=positive, help="layer, counted from 1 (default: the last)")
+    parser.add_argument(
+        "--head",
+        type=head_number,
+        default="mean",
+        help="head, counted from 1, or mean, or all for a grid in a picture (default: %(default)s)",
     )
     add_trust(parser)
     args = parser.parse_args(argv)

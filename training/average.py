@@ -1,4 +1,4 @@
-"""Average the weights of several checkpoints into one ordinary checkpoint (section 6.1)."""
+"""Average the weights of several checkpoints into one checkpoint (section 6.1 of the paper)."""
 
 import argparse
 from pathlib import Path
@@ -11,10 +11,15 @@ from .trainer.averaging import average, last_checkpoints
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani average`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani average", description=__doc__)
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run", help="folder of a run, whose last checkpoints to average")
-    which.add_argument("--checkpoints", nargs="+", help="checkpoint folders to average")
-    parser.add_argument("--last", type=int, default=5, help="with --run: how many; the paper: 5, big 20 (%(default)s)")
+    selection = parser.add_mutually_exclusive_group(required=True)
+    selection.add_argument("--run", help="folder of a run whose last checkpoints to average")
+    selection.add_argument("--checkpoints", nargs="+", help="checkpoint folders to average")
+    parser.add_argument(
+        "--last",
+        type=int,
+        default=5,
+        help="number of checkpoints of --run to average; the paper averages 5, and 20 for big (default: %(default)s)",
+    )
     parser.add_argument("--output", required=True, help="checkpoint folder to write")
     add_trust(parser)
     args = parser.parse_args(argv)

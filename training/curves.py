@@ -1,4 +1,4 @@
-"""Draw a run: loss, learning rate and BLEU against the step, from the Trainer's own log."""
+"""Draw the loss, learning rate and BLEU of a run against the step, from the log of the Trainer."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ from .publishing.curves import draw_curves
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani curves`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani curves", description=__doc__)
-    parser.add_argument("--run", required=True, help="folder of a finished run, or one of its checkpoints")
+    parser.add_argument("--run", required=True, help="folder of a finished run or of one of its checkpoints")
     parser.add_argument("--output", required=True, help="picture to write: .png, .svg or .pdf")
     args = parser.parse_args(argv)
     if Path(args.output).suffix not in ("", *PICTURES):

@@ -1,7 +1,6 @@
-"""Translate in the browser: a page with the n-best list, every token's log probability and the attention; also as a
-Space of the Hub.
+"""Serve a page to translate in the browser, or write a Hugging Face Space with that page.
 
-The page needs Gradio; what it shows is made without.
+The page shows the n-best list, the log probability of every token and the attention. It needs Gradio.
 """
 
 import argparse
@@ -31,10 +30,10 @@ from .inference.workers import Processes
 from .options import add_trust, positive
 
 
-MOST_LINES = 100
-MOST_BEAMS = 16
-# Of a text whose attention is shown: the page holds a number for any two tokens, in every layer and head.
-MOST_ATTENTION_TOKENS = 100
+MAX_LINES = 100
+MAX_BEAMS = 16
+# Limit of a text whose attention is shown, because the page holds the weights of all token pairs, layers and heads.
+MAX_ATTENTION_TOKENS = 100
 
 COLUMNS = {"line": "number", "rank": "number", "score": "number", "log probability": "number", "translation": "str"}
 
@@ -55,16 +54,16 @@ CARD = """---
 
 # Translate with {model}
 
-A page to translate with [{model}](https://huggingface.co/{model}), which shows the n-best list, the log probability of
-every token and the attention. Written by `hf-vaswani demo --model {model} --write-space`.
+Translate with [{model}](https://huggingface.co/{model}). The page shows the n-best list, the log probability of every
+token and the attention. Written by `hf-vaswani demo --model {model} --write-space`.
 """
 
 
 class NoUploads:
-    """Middleware of the page's server that refuses files before they are read: Gradio takes them on every page.
+    """ASGI middleware that refuses file uploads before they are read. Gradio accepts them on every page.
 
     Args:
-        app: What answers all other requests, by ASGI.
+        app: ASGI application that answers all other requests.
     """
 
     def __init__(self, app: Callable):
@@ -78,10 +77,10 @@ class NoUploads:
             return
         headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": 403, "headers": headers})
-        await send({"type": "http.response.body", "body": b"This page takes no files."})
+        await send({"type": "http.response.body", "body": b"This page accepts no files."})
 
 
-# What the page's server is made with: middleware in the form that FastAPI takes, class and arguments.
+# Arguments of the FastAPI application that serves the page. Its middleware is a list of (class, args, kwargs).
 SERVER = {"middleware": [(NoUploads, (), {})]}
 
 
@@ -90,9 +89,10 @@ class Found:
     """One of the translations of a line.
 
     Attributes:
-        line (`int`), rank (`int`): Both from 1; the best translation has rank 1.
-        source (`str`): The line.
-        translation (`Translation`): With its score, and every token's log probability.
+        line (`int`): Number of the line, counted from 1.
+        rank (`int`): Rank of the translation; the best one has rank 1.
+        source (`str`): Text of the line.
+        translation (`Translation`): Translation with its score and the log probability of every token.
     """
 
     line: int
@@ -102,21 +102,22 @@ class Found:
 
     @property
     def row(self) -> list:
-        """A row of the n-best list, in the order of `COLUMNS`."""
-        found = self.translation
-        return [self.line, self.rank, round(found.score, 4), round(found.log_probability, 4), found.text]
+        """Row of the n-best list, in the order of `COLUMNS`."""
+        numbers = [round(number, 4) for number in (self.translation.score, self.translation.log_probability)]
+        return [self.line, self.rank, *numbers, self.translation.text]
 
     @property
     def label(self) -> str:
+        """Entry of the menu that selects a translation."""
         return f"{self.line}.{self.rank}  {self.translation.text[:80]}"
 
 
 class Translator:
-    """Translates what is typed into the page, with one model.
+    """Translator of the text that is typed into the page.
 
     Args:
-        model (`PreTrainedModel`): In evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint.
+        model (`PreTrainedModel`): Model in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the same checkpoint.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
@@ -127,23 +128,28 @@ class Translator:
     def __call__(
         self, text: str, n_best: int = 1, num_beams: int | None = None, length_penalty: float | None = None
     ) -> tuple[list[Found], str]:
-        """Translations of lines, best first, none of an empty line; and what is to be said of lines that were cut.
+        """Translate a text line by line.
 
         Args:
-            text (`str`): One line or several.
-            n_best (`int`): Translations of each line.
-            num_beams (`int`, *optional*), length_penalty (`float`, *optional*): Instead of the checkpoint's.
+            text (`str`): One or more lines.
+            n_best (`int`): Number of translations per line.
+            num_beams (`int`, *optional*), length_penalty (`float`, *optional*): Search options; default to the
+                checkpoint's.
+
+        Returns:
+            The translations of each line, best first, without empty lines; and a notice about lines that were split,
+            empty if there are none.
 
         Raises:
-            ValueError: The text is empty or has too many lines, a line cannot be cut to the model's length, or there
-                are not as many beams as translations to find.
+            ValueError: The text is empty or has too many lines, a line cannot be split to the model's maximum length,
+                or `n_best` exceeds `num_beams`.
         """
         lines = [Line(number, line) for number, line in enumerate(text.split("\n"), start=1)]
         if not text.strip():
             raise ValueError("There is nothing to translate: the text is empty.")
-        if len(lines) > MOST_LINES:
+        if len(lines) > MAX_LINES:
             raise ValueError(
-                f"The text has {len(lines)} lines, where {MOST_LINES} are allowed; `hf-vaswani translate` translates "
+                f"The text has {len(lines)} lines, where {MAX_LINES} are allowed; `hf-vaswani translate` translates "
                 "files of any length."
             )
         options = {"num_beams": num_beams, "length_penalty": length_penalty}
@@ -151,36 +157,40 @@ class Translator:
         search = Search([self.model], self.tokenizer, n_best=n_best, scores=True, log_probabilities=True, **options)
         corpus = RequestBuilder(search, "the text", None, self.limit, split=True)
         translations = translate_window(search, corpus.requests(lines), self.processes, tqdm(disable=True))
-        found = [
+        candidates = [
             Found(line.number, rank, line.text, translation)
             for line, ranked in zip(lines, translations)
             for rank, translation in enumerate(ranked, start=1)
             if line.text.strip()
         ]
-        return found, corpus.notice()
+        return candidates, corpus.notice()
 
-    def attention(self, found: Found) -> str:
-        """The attention over a line and one of its translations, as HTML: a page of its own within the page.
+    def attention(self, candidate: Found) -> str:
+        """Render the attention over a line and one of its translations as HTML.
 
-        Its scripts cannot reach what is around it. Where a text is too long for it, a sentence says so instead.
+        The attention page is in an iframe whose sandbox isolates its scripts from the surrounding page. For a text
+        that is too long, the result is a sentence that says so.
         """
-        limit = min(MOST_ATTENTION_TOKENS, self.limit)
-        longest = max(len(self.tokenizer(text)["input_ids"]) for text in (found.source, found.translation.text))
+        limit = min(MAX_ATTENTION_TOKENS, self.limit)
+        longest = max(
+            len(self.tokenizer(text)["input_ids"]) for text in (candidate.source, candidate.translation.text)
+        )
         if longest > limit:
-            return f"<p>Attention is shown of texts of at most {limit} tokens; here are {longest}.</p>"
-        page = attention_page(attention_maps(self.model, self.tokenizer, found.source, found.translation.text))
+            return f"<p>Attention is shown for texts of at most {limit} tokens. This text has {longest}.</p>"
+        maps = attention_maps(self.model, self.tokenizer, candidate.source, candidate.translation.text)
+        page = attention_page(maps)
         style = "width: 100%; height: 48rem; border: 0"
         return f'<iframe title="Attention" sandbox="allow-scripts" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
-def best_translations(found: list[Found], lines: int) -> str:
-    """The best translation of every line, a line each; empty where the line was."""
-    best = {each.line: each.translation.text for each in found if each.rank == 1}
+def best_translations(candidates: list[Found], lines: int) -> str:
+    """Join the best translations of all lines, one per line. Empty lines stay empty."""
+    best = {candidate.line: candidate.translation.text for candidate in candidates if candidate.rank == 1}
     return "\n".join(best.get(number, "") for number in range(1, lines + 1))
 
 
 def token_table(translation: Translation) -> str:
-    """The tokens of a translation, each above its log probability, as HTML."""
+    """Render the tokens of a translation as HTML, each above its log probability."""
     cells = [
         f"<ruby style='ruby-position: under; margin-right: .4em'>{escape(text.strip() or '␣')}"
         f"<rt style='font-size: .7em'>{number:.2f}</rt></ruby>"
@@ -190,10 +200,10 @@ def token_table(translation: Translation) -> str:
 
 
 def import_gradio() -> ModuleType:
-    """The module `gradio`.
+    """Import Gradio.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: Gradio is not installed.
     """
     try:
         import gradio
@@ -203,51 +213,57 @@ def import_gradio() -> ModuleType:
 
 
 def make_page(name: str, dtype: str = "auto", trust_remote_code: bool = False):
-    """The page, as a `gradio.Blocks` whose `launch()` serves it.
+    """Build the page as a `gradio.Blocks`, whose `launch()` serves it.
 
     Args:
         name (`str`): Checkpoint folder or Hub repository.
-        dtype (`str`), trust_remote_code (`bool`): As of `load_checkpoint`.
+        dtype (`str`), trust_remote_code (`bool`): See `load_checkpoint`.
 
     Raises:
         ImportError: Gradio is not installed.
-        OSError: No such checkpoint.
+        OSError, ValueError: See `load_checkpoint`.
     """
     gr = import_gradio()
     translator = Translator(*load_checkpoint(name, dtype, trust_remote_code=trust_remote_code))
     default = translator.model.generation_config
 
     @contextlib.contextmanager
-    def mistakes_shown() -> Iterator[None]:
+    def show_errors() -> Iterator[None]:
+        """Context that shows a ValueError in the page."""
         try:
             yield
         except ValueError as error:
-            raise gr.Error(escape(str(error), quote=False), print_exception=False) from error  # it may be HTML
+            raise gr.Error(escape(str(error), quote=False), print_exception=False) from error  # Gradio renders HTML
 
-    def look_into(found: list[Found], index: int) -> tuple[str, str]:
-        with mistakes_shown():
-            return token_table(found[index].translation), translator.attention(found[index])
+    def look_into(candidates: list[Found], index: int) -> tuple[str, str]:
+        with show_errors():
+            return token_table(candidates[index].translation), translator.attention(candidates[index])
 
     def translate(text: str, beams: float, alpha: float | None, n_best: float) -> tuple:
-        with mistakes_shown():
-            found, notice = translator(text, int(n_best), int(beams), alpha)
+        with show_errors():
+            candidates, notice = translator(text, int(n_best), int(beams), alpha)
         if notice:
             gr.Warning(notice)
-        choice = gr.Dropdown(choices=[(each.label, index) for index, each in enumerate(found)], value=0)
-        rows = [each.row for each in found]
-        return best_translations(found, text.count("\n") + 1), rows, choice, found, *look_into(found, 0)
+        labels = [(candidate.label, index) for index, candidate in enumerate(candidates)]
+        rows = [candidate.row for candidate in candidates]
+        text_lines = text.count("\n") + 1
+        return (
+            best_translations(candidates, text_lines),
+            rows,
+            gr.Dropdown(choices=labels, value=0),
+            candidates,
+            *look_into(candidates, 0),
+        )
 
     with gr.Blocks(title=f"Translate with {name}", analytics_enabled=False) as page:
         gr.Markdown(f"# Translate with {name}")
         with gr.Row():
-            text = gr.Textbox(label="Text, a sentence a line", lines=6, autofocus=True)
+            text = gr.Textbox(label="Text, one sentence per line", lines=6, autofocus=True)
             translation = gr.Textbox(label="Translation", lines=6, interactive=False, buttons=["copy"])
         with gr.Row():
-            beams = gr.Slider(
-                1, max(MOST_BEAMS, default.num_beams or 1), default.num_beams or 1, step=1, label="Beams"
-            )
+            beams = gr.Slider(1, max(MAX_BEAMS, default.num_beams or 1), default.num_beams or 1, step=1, label="Beams")
             alpha = gr.Number(default.length_penalty, label="Length penalty α", minimum=0, maximum=10, step=0.1)
-            n_best = gr.Slider(1, MOST_BEAMS, 1, step=1, label="Translations of each sentence")
+            n_best = gr.Slider(1, MAX_BEAMS, 1, step=1, label="Translations per sentence")
         button = gr.Button("Translate", variant="primary")
         table = gr.Dataframe(
             headers=list(COLUMNS),
@@ -257,10 +273,10 @@ def make_page(name: str, dtype: str = "auto", trust_remote_code: bool = False):
             interactive=False,
             wrap=True,
         )
-        chosen = gr.Dropdown([], label="Look into", type="value")
+        chosen = gr.Dropdown([], label="Translation to inspect", type="value")
         tokens, attention = gr.HTML(), gr.HTML()
         state = gr.State([])
-        # One at a time: attention is computed in a form that the whole model is switched to.
+        # One request at a time, because computing the attention weights switches the whole model to eager attention.
         one_by_one = {"concurrency_id": "model", "concurrency_limit": 1}
         button.click(
             translate,
@@ -282,23 +298,26 @@ def make_page(name: str, dtype: str = "auto", trust_remote_code: bool = False):
 
 
 def write_space(model: str, folder: str, gradio_version: str) -> list[Path]:
-    """Write what a Space of the Hub needs to show the page: `app.py`, `requirements.txt` and `README.md`.
+    """Write the files of a Hugging Face Space that serves the page: `app.py`, `requirements.txt` and `README.md`.
 
     Args:
-        model (`str`): The model's name on the Hub.
-        folder (`str`): Where to; made if it is not there.
-        gradio_version (`str`): For the Space to install.
+        model (`str`): Name of the model on the Hub.
+        folder (`str`): Folder to write to, created if it does not exist.
+        gradio_version (`str`): Version of Gradio that the Space installs.
+
+    Returns:
+        `list[Path]`: The files.
 
     Raises:
-        FileExistsError: One of the files is there already.
-        ValueError: `model` is a folder, or no name of the form user/name.
+        FileExistsError: One of the files already exists.
+        ValueError: `model` is a local folder, or not a name of the form user/name.
     """
     if Path(model).exists():
-        raise ValueError(f"{model} is a folder of this machine; a Space loads a model from the Hub: user/name.")
+        raise ValueError(f"{model} is a local folder; expected the name of a model on the Hub, user/name.")
     try:
         validate_repo_id(model)
     except HFValidationError as error:
-        raise ValueError(f"{model} is not the name of a model on the Hub, user/name: {error}") from None
+        raise ValueError(f"{model} is not the name of a model on the Hub, expected user/name: {error}") from None
     metadata = SpaceCardData(
         title=f"Translate with {model}",
         sdk="gradio",
@@ -313,8 +332,8 @@ def write_space(model: str, folder: str, gradio_version: str) -> list[Path]:
         "README.md": CARD.format(model=model, metadata=metadata.to_yaml()),
     }
     paths = [Path(folder) / name for name in files]
-    if there := [str(path) for path in paths if os.path.lexists(path)]:
-        raise FileExistsError(f"Already there, and not overwritten: {', '.join(there)}.")
+    if existing := [str(path) for path in paths if os.path.lexists(path)]:
+        raise FileExistsError(f"Files exist and are not overwritten: {', '.join(existing)}.")
     Path(folder).mkdir(parents=True, exist_ok=True)
     for path, text in zip(paths, files.values()):
         write_whole(path, text)
@@ -327,11 +346,23 @@ def main(argv: list[str] | None = None) -> None:
         prog="hf-vaswani demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve at; 0.0.0.0 is all (%(default)s)")
-    parser.add_argument("--port", type=positive, help="port to serve at (the first free one from 7860)")
-    parser.add_argument("--share", action="store_true", help="serve at a public address too, through gradio.live")
-    parser.add_argument("--write-space", metavar="FOLDER", help="serve nothing: write a Space that does, for the Hub")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to serve at; 0.0.0.0 serves at all addresses of the machine (default: %(default)s)",
+    )
+    parser.add_argument("--port", type=positive, help="port to serve at (default: the first free one from 7860)")
+    parser.add_argument(
+        "--share", action="store_true", help="also serve at a public address, which gradio.live provides"
+    )
+    parser.add_argument(
+        "--write-space",
+        metavar="FOLDER",
+        help="write the files of a Hugging Face Space that serves the page to this folder, and serve nothing",
+    )
     add_trust(parser)
     args = parser.parse_args(argv)
     if args.write_space is not None:

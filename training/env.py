@@ -1,4 +1,4 @@
-"""Print versions and devices, as a bug report needs them: no names of users or machines, and no paths."""
+"""Print versions and devices for a bug report, without names of users or machines and without paths."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 def environment() -> dict[str, str]:
-    """What a result can depend on: name and value, in the order of a report."""
+    """Names and values of the properties of this environment that results can depend on, in report order."""
     facts = {OWN: version(OWN)}
     facts["Python"] = f"{platform.python_version()} ({platform.python_implementation()})"
     facts["operating system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
 
 
 def accelerators() -> list[str]:
-    """The accelerators that PyTorch sees, each with its memory where that is known."""
+    """Descriptions of the accelerators that PyTorch sees, with their memory where it is known."""
     if not torch.accelerator.is_available():
         return []
     kind = torch.accelerator.current_accelerator().type

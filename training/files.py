@@ -1,4 +1,4 @@
-"""Files that commands write: refused before the work where something would be destroyed; written atomically."""
+"""Output files of the commands: paths are checked before the work begins, and files are written atomically."""
 
 import contextlib
 import gzip
@@ -15,73 +15,72 @@ if TYPE_CHECKING:
 
 
 PICTURES = (".png", ".svg", ".pdf")
-# Endings of what is read from a checkpoint's folder.
-MODEL_FILES = (".json", ".safetensors", ".py")
+MODEL_FILES = (".json", ".safetensors", ".py")  # suffixes of the files that are read from a checkpoint folder
 
 
 def check_output(
     file: str | Path, inputs: Iterable[str | Path | None] = (), option: str = "--output", streams: bool = False
 ) -> None:
-    """Refuse a name that nothing can or may be written to. For the start of a command, before anything is loaded.
+    """Refuse a path that cannot be written or must not be overwritten. Call it before anything is loaded.
 
     Args:
-        file (`str` or `Path`): File to write. A regular file may be there, and is to be replaced.
-        inputs (`list[str]`): What the command reads: files, folders of models, `-` for the standard input. What is
-            `None` or not there is passed over.
-        option (`str`): How the command line calls the file, for messages.
-        streams (`bool`): Whether a FIFO or a character device may be there, which is written to as it is.
+        file (`str` or `Path`): File to write. An existing regular file is accepted and will be replaced.
+        inputs (`list[str]`): Inputs of the command: files, model folders, `-` for standard input. `None` and missing
+            files are ignored.
+        option (`str`): Name of the option that gives the file, for messages.
+        streams (`bool`): Also accept a FIFO or a character device, which is written to directly.
 
     Raises:
-        FileExistsError: Something else than a regular file is there: a symbolic link, a device, a FIFO, a socket.
-        FileNotFoundError, NotADirectoryError: There is no such folder.
-        IsADirectoryError: It is a folder.
-        PermissionError: It may not be written.
-        ValueError: It is one of the inputs, by whatever name.
+        FileExistsError: The path is not a regular file but a symbolic link, device, FIFO or socket.
+        FileNotFoundError, NotADirectoryError: The parent folder does not exist.
+        IsADirectoryError: The path is a folder.
+        PermissionError: The path is not writable.
+        ValueError: The path is one of the inputs, possibly under another name.
     """
-    path, said = Path(file), f"{option} {file}"
+    path, label = Path(file), f"{option} {file}"
     if not os.path.basename(file):
         raise IsADirectoryError(f"{option} {str(file)!r}: expected the name of a file.")
     if streams and is_stream(file):
         if path.is_fifo():
-            _check_not_input(path, inputs, said)
+            _check_not_input(path, inputs, label)
         return
-    _check_folder(path.parent, said)
+    _check_folder(path.parent, label)
     if path.is_symlink():
-        raise FileExistsError(f"{said}: is a symbolic link to {os.readlink(path)}; name the file itself.")
+        raise FileExistsError(f"{label}: is a symbolic link to {os.readlink(path)}; name the file itself.")
     if path.is_dir():
-        raise IsADirectoryError(f"{said}: is a folder, expected a file.")
+        raise IsADirectoryError(f"{label}: is a folder, expected a file.")
     with contextlib.suppress(FileNotFoundError):
-        _aside(path).lstat()  # a name that is too long is an error here already
+        _temporary_path(path).lstat()  # raises for a name that is too long
     if not path.exists():
         return
     if not path.is_file():
-        raise FileExistsError(f"{said}: is a {_kind(path)}, which a file would take the place of.")
+        raise FileExistsError(f"{label}: is a {_kind(path)}, expected a regular file or a new name.")
     if not os.access(path, os.W_OK):
-        raise PermissionError(f"{said}: is write-protected.")
-    _check_not_input(path, inputs, said)
+        raise PermissionError(f"{label}: is write-protected.")
+    _check_not_input(path, inputs, label)
 
 
 def check_output_folder(folder: str | Path, option: str = "--output") -> None:
-    """Refuse a name that no folder can be made of. For the start of a command, as `check_output`.
+    """Refuse a path where no folder can be created or written to. Call it before anything is loaded.
 
     Args:
-        folder (`str` or `Path`): Folder to write to, which may be there.
-        option (`str`): How the command line calls it.
+        folder (`str` or `Path`): Folder to write to. It may exist.
+        option (`str`): Name of the option that gives the folder, for messages.
 
     Raises:
-        FileExistsError, NotADirectoryError: Something else is there, or in the place of a folder above it.
-        PermissionError: It may not be written.
+        FileExistsError, NotADirectoryError: The path, or a parent of it, is not a folder.
+        PermissionError: The folder is not writable.
     """
-    path, said = Path(folder), f"{option} {folder}"
+    path, label = Path(folder), f"{option} {folder}"
     if path.is_symlink() and not path.exists():
-        raise FileExistsError(f"{said}: is a symbolic link to {os.readlink(path)}, which is not there.")
+        raise FileExistsError(f"{label}: is a symbolic link to {os.readlink(path)}, which does not exist.")
     while not os.path.lexists(path):
         path = path.parent
-    _check_folder(path, said)
+    _check_folder(path, label)
 
 
 def is_stream(file: str | Path) -> bool:
-    """Whether a name leads to a FIFO or a character device, as /dev/null is one."""
+    """Return `True` for the path of a FIFO or of a character device such as /dev/null."""
     try:
         mode = os.stat(file).st_mode
     except OSError:
@@ -93,42 +92,44 @@ def _kind(path: Path) -> str:
     return "FIFO" if path.is_fifo() else "socket" if path.is_socket() else "device"
 
 
-def _check_folder(folder: Path, said: str) -> None:
+def _check_folder(folder: Path, label: str) -> None:
     if not folder.exists():
-        raise FileNotFoundError(f"{said}: no such folder, {folder}.")
+        raise FileNotFoundError(f"{label}: no such folder: {folder}.")
     if not folder.is_dir():
-        raise NotADirectoryError(f"{said}: {folder} is no folder.")
+        raise NotADirectoryError(f"{label}: {folder} is not a folder.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{said}: nothing may be written to the folder {folder}.")
+        raise PermissionError(f"{label}: the folder {folder} is not writable.")
 
 
-def _check_not_input(path: Path, inputs: Iterable[str | Path | None], said: str) -> None:
-    for given in inputs:
-        if given is None:
+def _check_not_input(path: Path, inputs: Iterable[str | Path | None], label: str) -> None:
+    for name in inputs:
+        if name is None:
             continue
-        if given == "-" and _same(0, path):
-            raise ValueError(f"{said}: is the standard input, which would be overwritten.")
-        files = [Path(given)]
-        if given != "-" and Path(given).is_dir():
-            files = [each for each in Path(given).iterdir() if each.suffix in MODEL_FILES]
-        if given != "-" and (read := next((each for each in files if _same(each, path)), None)):
-            raise ValueError(f"{said}: is the same file as {read}, which is read.")
+        if name == "-":
+            if _same_file(0, path):
+                raise ValueError(f"{label}: is the same file as standard input, which would be overwritten.")
+            continue
+        files = [Path(name)]
+        if files[0].is_dir():
+            files = [file for file in files[0].iterdir() if file.suffix in MODEL_FILES]
+        if (input_file := next((file for file in files if _same_file(file, path)), None)) is not None:
+            raise ValueError(f"{label}: is the same file as the input {input_file}, which would be overwritten.")
 
 
-def _same(file: Path | int, other: Path) -> bool:
+def _same_file(file: Path | int, other: Path) -> bool:
     try:
         return os.path.samefile(file, other)
     except OSError:
         return False
 
 
-def _aside(path: Path) -> Path:
-    """A name beside a file, at which nothing can have been put beforehand."""
+def _temporary_path(path: Path) -> Path:
+    """An unpredictable path in the same folder, where nobody can have placed a file beforehand."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
 
 
 def compressed(raw: BinaryIO, name: str | Path) -> contextlib.AbstractContextManager[BinaryIO]:
-    """What compresses into a file, if its name ends in `.gz`; otherwise the file itself, left open."""
+    """Wrap a file in a gzip compressor if `name` ends in `.gz`; otherwise return it unchanged. Leaves it open."""
     if Path(name).suffix != ".gz":
         return contextlib.nullcontext(raw)
     return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0)
@@ -136,15 +137,15 @@ def compressed(raw: BinaryIO, name: str | Path) -> contextlib.AbstractContextMan
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A new file, compressed if its name ends in `.gz`, that takes its place when the context ends without an error.
+    """Context that yields a file to write, and moves it to `path` atomically if the context ends without an error.
 
-    Whenever the process is killed, at `path` is what was there before or the whole new file. A symbolic link there is
-    replaced, not followed.
+    If the process is killed, `path` holds either its previous content or the complete new file. The file is compressed
+    if the name ends in `.gz`. An existing symbolic link is replaced, not followed.
     """
-    partial = _aside(path)
+    partial = _temporary_path(path)
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(open(partial, "xb"))
-        stack.callback(partial.unlink, missing_ok=True)  # if something fails
+        stack.callback(partial.unlink, missing_ok=True)  # clean up after an error
         with compressed(raw, path) as file:
             yield file
         raw.flush()
@@ -159,12 +160,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def save_whole(figure: "Figure", path: Path, dpi: int) -> None:
-    """Save a picture atomically.
+    """Save a figure atomically.
 
     Args:
-        figure (`matplotlib.figure.Figure`): What it shows.
-        path (`Path`): File to write; the ending chooses the format, which is PNG without one.
-        dpi (`int`): Dots per inch.
+        figure (`matplotlib.figure.Figure`): Figure to save.
+        path (`Path`): File to write. The suffix selects the format; without a suffix it is PNG.
+        dpi (`int`): Resolution in dots per inch.
     """
     with written_whole(path) as file:
         figure.savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=dpi)

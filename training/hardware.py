@@ -1,4 +1,4 @@
-"""The devices and processors that this process computes on."""
+"""Devices and processors of this process."""
 
 import os
 import platform
@@ -10,12 +10,12 @@ import torch
 
 
 def hardware(device: torch.device) -> dict:
-    """What this process computes on: the kind of device, its name, and how many cores of the processor it may use."""
+    """Device type, device name, and number of processor cores that this process may use."""
     return {"device": device.type, "name": device_name(device), "cores": cores()}
 
 
 def cores() -> int | None:
-    """Cores of the processor that this process may use; `None` where the system does not say."""
+    """Number of processor cores that this process may use; `None` where the system does not report it."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
 
 
@@ -25,6 +25,6 @@ def device_name(device: torch.device) -> str:
         return torch.get_device_module(device).get_device_name(device)
     if device.type != "cpu":
         return device.type
-    about = Path("/proc/cpuinfo")
-    known = re.search(r"^model name\s*: *(.+)$", about.read_text(), re.MULTILINE) if about.is_file() else None
-    return known[1] if known else platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*: *(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else None
+    return model[1] if model else platform.processor() or platform.machine()

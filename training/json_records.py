@@ -1,4 +1,4 @@
-"""Records in JSON, checked as they are read; errors name file and field."""
+"""JSON records, validated on reading. Errors name the file and the field."""
 
 import json
 import reprlib
@@ -9,38 +9,39 @@ from huggingface_hub.dataclasses import validate_typed_dict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 
-DIGITS = 30  # of an integer in a record; what has more is no number that anything here has counted
+MAX_DIGITS = 30  # of an integer in a record; no valid count has more
 
 
 def read_record(path: Path, schema: type[Any] | None = None) -> dict:
-    """An object from a JSON file.
+    """Read an object from a JSON file.
 
     Args:
         path (`Path`): File to read.
-        schema (`type`, *optional*): A `TypedDict` with the fields that the object is to have, beside others.
+        schema (`type`, *optional*): `TypedDict` that describes the object. Additional fields are accepted.
 
     Raises:
-        ValueError: It is no such object; the message names file and field, what was found and what was expected.
+        ValueError: The file does not hold such an object. The message names the file, the field, the value found and
+            the type expected.
         OSError: The file cannot be read.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
+        record = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON object: {error}.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected a JSON object, found {reprlib.repr(found)}.")
+    if not isinstance(record, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {reprlib.repr(record)}.")
     if schema is not None:
-        check_fields(found, schema, str(path))
-    return found
+        check_fields(record, schema, str(path))
+    return record
 
 
-def check_fields(found: dict, schema: type[Any], place: str) -> None:
-    """Compares the fields of an object with a `TypedDict`; fields that it does not know are not looked at.
+def check_fields(record: dict, schema: type[Any], place: str) -> None:
+    """Check the fields of an object against a `TypedDict`. Additional fields are ignored.
 
     Raises:
-        ValueError: A field is missing or of another type; the message names it, and begins with `place`.
+        ValueError: A field is missing or has the wrong type. The message begins with `place` and names the field.
     """
-    known = {name: value for name, value in found.items() if name in schema.__annotations__}
+    known = {name: value for name, value in record.items() if name in schema.__annotations__}
     if missing := sorted(name for name in schema.__required_keys__ if name not in known):
         raise ValueError(f"{place}: no field {missing[0]!r}.")
     try:
@@ -50,6 +51,6 @@ def check_fields(found: dict, schema: type[Any], place: str) -> None:
 
 
 def _integer(text: str) -> int:
-    if len(text) > DIGITS:
+    if len(text) > MAX_DIGITS:
         raise ValueError(f"an integer of {len(text)} digits")
     return int(text)

@@ -1,30 +1,31 @@
-"""Text from elsewhere in Markdown: it is shown as it is, whatever it holds."""
+"""Escaping of arbitrary text in Markdown, so that it is displayed literally."""
 
 import re
 from html import escape
 
 
-# Of control characters, and of halves of a character that UTF-8 cannot write: a file name may hold them.
+# Control characters, and lone surrogates, which UTF-8 cannot encode. File names may contain both.
 UNWRITABLE = re.compile(r"[\x00-\x08\x0e-\x1b\x7f\ud800-\udfff]")
 
 
 def one_line(text: object) -> str:
-    """Text on one line, with single spaces; what cannot be written is `�`."""
+    """Put text on one line with single spaces. Unwritable characters become `�`."""
     return " ".join(UNWRITABLE.sub("\ufffd", str(text)).split())
 
 
 def as_markdown(text: object) -> str:
-    """Text on one line that Markdown shows as it is, anywhere but at the beginning of a block."""
+    """Put text on one line and escape it for Markdown, for use anywhere but at the beginning of a block."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&$])", r"\\\1", one_line(text))
 
 
 def as_paragraph(text: object) -> str:
-    """The same, at the beginning of a block too: `1. a` begins no list, `---` is no rule."""
+    """Escape text as `as_markdown`, also for the beginning of a block, where `1. a` would start a list."""
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", as_markdown(text))
 
 
 def as_code(text: object) -> str:
-    """Text as code within a line; escaped text where it holds the beginning of a comment, which code cannot hide."""
+    """Format text as inline code. Text that opens an HTML comment is escaped instead, because inline code would not
+    hide it."""
     line = UNWRITABLE.sub("\ufffd", re.sub(r"[\r\n]+", " ", str(text)))
     if "<!--" in line or not line.strip():
         return as_markdown(line)
@@ -34,7 +35,7 @@ def as_code(text: object) -> str:
 
 
 def as_code_block(text: str, language: str) -> str:
-    """Text of any number of lines as a block of code."""
+    """Format text of any number of lines as a code block."""
     text = UNWRITABLE.sub("\ufffd", re.sub(r"\r\n?", "\n", text))
     if "<!--" in text:
         return f"<pre>\n{escape(text, quote=False)}\n</pre>"

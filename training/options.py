@@ -1,4 +1,4 @@
-"""Command-line options and option types for argparse that several commands share."""
+"""Command-line options and argparse types that several commands share."""
 
 import argparse
 import math
@@ -26,16 +26,16 @@ def share(text: str) -> float:
 
 
 def finite(text: str) -> float:
-    """A number that is neither NaN nor infinite, for argparse."""
+    """Parse a number that is neither NaN nor infinite."""
     if not math.isfinite(float(text)):
         raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")
     return float(text)
 
 
 def add_trust(parser: argparse._ActionsContainer) -> None:
-    """The option of every command that loads a checkpoint."""
+    """Add `--trust-remote-code`, the option of every command that loads a checkpoint."""
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="run the Python code that comes with a foreign model or tokenizer (refused otherwise)",
+        help="run the Python code that a foreign model or tokenizer brings along (default: refuse it)",
     )

@@ -1,7 +1,7 @@
-"""Push a checkpoint to the Hub: weights, tokenizer, code, log, and a model card that is written from the run.
+"""Push a checkpoint to the Hub: weights, tokenizer, code, log, and a model card generated from the run.
 
-The card's generated sections are renewed each time; what people wrote in it stays. --card-only writes the card alone,
-and pushes nothing.
+Publishing again updates the generated sections of the card and preserves what people wrote. --card-only writes the
+card and pushes nothing.
 """
 
 import argparse
@@ -25,70 +25,75 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--checkpoint", required=True, help="checkpoint folder")
-    add("--repo", type=repository, help="repository on the Hub, user/name; made if it is not there")
-    add("--private", action="store_true", default=None, help="make a new repository private")
-    add("--revision", help="branch to push to (main)")
-    add("--message", default="Upload the model", help="of the commit (%(default)s)")
-    add("--card-only", nargs="?", const="", metavar="FOLDER", help="push nothing: write the card (to the checkpoint)")
-    add("--keep", choices=("folder", "repository"), help="whose card, if people wrote different things in both")
+    add("--repo", type=repository, help="repository on the Hub, user/name; created if it does not exist")
+    add("--private", action="store_true", default=None, help="create a new repository as private")
+    add("--revision", help="branch to push to (default: main)")
+    add("--message", default="Upload the model", help="commit message (default: %(default)s)")
+    add("--card-only", nargs="?", const="", metavar="FOLDER", help="write the card to this folder and push nothing "
+        "(the checkpoint folder if no folder is given)")  # fmt: skip
+    add("--keep", choices=("folder", "repository"), help="card to keep if people edited both the card in the folder "
+        "and the one in the repository (default: stop with an error)")  # fmt: skip
     add_trust(parser)
 
-    card = parser.add_argument_group("what the card says and no run records")
-    card.add_argument("--license", type=license_identifier, help="of the weights, as the Hub calls it: cc-by-4.0 "
-        "(unknown)")  # fmt: skip
-    card.add_argument("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="en de (the run's)")
-    card.add_argument("--datasets", nargs="+", help="names on the Hub (the run's)")
-    card.add_argument("--run", help="folder of the run (the one that the checkpoint lies in)")
+    card = parser.add_argument_group("model card", "Facts that no run records, or that replace the recorded ones.")
+    card.add_argument("--license", type=license_identifier, help="licence of the weights, as an identifier of the Hub "
+        "such as cc-by-4.0 (default: unknown)")  # fmt: skip
+    card.add_argument("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="codes of the two languages, such as "
+        "en de (default: the run's)")  # fmt: skip
+    card.add_argument("--datasets", nargs="+", help="names of the training data on the Hub (default: the run's)")
+    card.add_argument("--run", help="folder of the run (default: the one that contains the checkpoint)")
     card.add_argument("--recipe", help="path or name of the recipe, for a run without run.json")
-    card.add_argument("--hardware", help="what it was trained on: '8 x P100' (what the run recorded)")
-    card.add_argument("--watts", type=above_zero, help="what that drew on average, for an estimate of the energy")
-    card.add_argument("--example", help="sentence to translate in the card (the first test source, or the first "
-        "that the run was evaluated on, if its file is there unchanged)")  # fmt: skip
+    card.add_argument("--hardware", help="training hardware, such as '8 x P100' (default: what the run recorded)")
+    card.add_argument("--watts", type=above_zero, help="average power of the hardware, for an estimate of the energy")
+    card.add_argument("--example", help="sentence to translate in the card (default: the first test source, or else "
+        "the first source of the run's evaluation data, if that file is unchanged)")  # fmt: skip
 
     scores = parser.add_argument_group(
-        "scores", "Scores of other test sets stay in the card, as long as the weights are the same."
+        "scores", "Scores of other test sets stay in the card as long as the weights are the same."
     )
-    scores.add_argument("--test-sources", help="text file to translate and score, a sentence a line, plain or .gz")
-    scores.add_argument("--test-references", nargs="+", help="its references")
-    scores.add_argument("--baseline", nargs="+", default=[], metavar="FILE", help="translations of these sources by "
-        "other systems, to test against")  # fmt: skip
-    scores.add_argument("--tokenized", action="store_true", help="they are already tokenised: tokenised BLEU")
-    scores.add_argument("--scores", nargs="+", default=[], metavar="FILE", help="what `hf-vaswani score --json` "
-        "printed, in a file with the name of the test set")  # fmt: skip
+    scores.add_argument("--test-sources", help="text file to translate and score, with one sentence per line, plain "
+        "or .gz")  # fmt: skip
+    scores.add_argument("--test-references", nargs="+", help="files of reference translations of --test-sources")
+    scores.add_argument("--baseline", nargs="+", default=[], metavar="FILE", help="translations of --test-sources by "
+        "other systems, for significance tests")  # fmt: skip
+    scores.add_argument("--tokenized", action="store_true", help="report tokenised BLEU, for test files that are "
+        "already tokenised")  # fmt: skip
+    scores.add_argument("--scores", nargs="+", default=[], metavar="FILE", help="output of `hf-vaswani score --json`, "
+        "in a file named after the test set")  # fmt: skip
     return parser
 
 
 def repository(text: str) -> str:
-    """A repository of the Hub, for argparse."""
+    """Parse the name of a repository on the Hub."""
     try:
         validate_repo_id(text)
     except HFValidationError:
-        raise argparse.ArgumentTypeError(f"expected a name of the Hub, user/name, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected the name of a Hub repository, user/name, got {text!r}") from None
     return text
 
 
 def license_identifier(text: str) -> str:
-    """A licence, for argparse: the form of the Hub's identifiers, of which no list is to be had offline."""
+    """Parse a licence. Only the form is checked, because there is no offline list of the Hub's identifiers."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", text):
         raise argparse.ArgumentTypeError(
-            "expected an identifier of the Hub, of lowercase letters, digits, dots and dashes, as in cc-by-4.0, "
-            f"got {text!r}"
+            "expected a licence identifier of the Hub in lowercase letters, digits, dots, dashes and plus signs, such "
+            f"as cc-by-4.0, got {text!r}"
         )
     return text
 
 
 def _test_name(file: str) -> str:
-    """`test_2016_flickr` of `data/test_2016_flickr.de.gz`."""
+    """Name of a test set by its file: `test_2016_flickr` for `data/test_2016_flickr.de.gz`."""
     return Path(file).name.removesuffix(".gz").split(".")[0]
 
 
 def _check_card(args: argparse.Namespace) -> None:
-    """Raises OSError or ValueError where the card, or the picture in it, cannot or must not be written."""
+    """Raise OSError or ValueError if the card or its picture cannot or must not be written."""
     folder = Path(args.card_only or args.checkpoint)
     check_output_folder(folder, "--card-only")
-    read = [args.recipe, args.test_sources, *(args.test_references or []), *args.baseline, *args.scores]
+    inputs = [args.checkpoint, args.recipe, args.test_sources, *(args.test_references or [])]
     for name in (CARD, CURVES) if folder.is_dir() else ():
-        check_output(folder / name, [args.checkpoint, *read], "--card-only")
+        check_output(folder / name, [*inputs, *args.baseline, *args.scores], "--card-only")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -96,9 +101,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = _parser()
     args = parser.parse_args(argv)
     if args.repo is None and args.card_only is None:
-        parser.error("give --repo, or --card-only")
+        parser.error("give --repo or --card-only")
     if bool(args.test_sources) != bool(args.test_references):
-        parser.error("--test-sources and --test-references go together")
+        parser.error("--test-sources and --test-references must be given together")
     if args.baseline and not args.test_sources:
         parser.error("--baseline needs --test-sources")
     if args.card_only is not None:

@@ -1,7 +1,7 @@
-"""Score translations: BLEU, chrF, TER, the paper's compound-split BLEU, perplexity and COMET, each with its signature.
+"""Score translations with BLEU, chrF, TER, the paper's compound-split BLEU, perplexity and COMET.
 
---metrics says which figures; --bootstrap, how sure they are; --baseline, whether a difference is chance; --by-length
-and --examples, what they hide.
+Every score carries its signature. --metrics selects the metrics, --bootstrap adds confidence intervals, and --baseline
+tests differences from other systems for significance. --by-length and --examples show where a system is good or bad.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from .evaluation.metrics import (
     measure,
     seeded,
 )
+from .evaluation.perplexity import perplexities
 from .evaluation.report import Report, as_json, as_text
 from .evaluation.test_sets import Texts, named_test_set, read_texts, target_language
 from .files import check_output, write_whole
@@ -36,14 +37,15 @@ LENGTH_BOUNDS = [10, 20, 30, 40, 50]
 
 
 def evaluate_files(args: argparse.Namespace) -> Report:
-    """Everything that the options of `hf-vaswani score` ask for.
+    """Compute everything that the options of `hf-vaswani score` request.
 
     Raises:
-        DataError: Files that are broken, not parallel, or have empty references; the message names file and line.
-        OSError: A file, a model, a test set or COMET cannot be had.
-        ValueError: Compound-split BLEU does not know the language of the test set.
+        DataError: A file is malformed, not parallel to the others, or has empty references. The message names the
+            file and the line.
+        OSError: A file, model or test set, or COMET, is not available.
+        ValueError: Compound-split BLEU does not support the language of the test set.
     """
-    # Before the work, lest it be in vain: metrics that there are, and COMET.
+    # Invalid metrics and a missing COMET fail here, before the work begins.
     metrics = _metrics(args, warn=True)
     if args.comet:
         find_comet(args.comet_program)
@@ -75,28 +77,27 @@ def evaluate_files(args: argparse.Namespace) -> Report:
 def _read(args: argparse.Namespace) -> Texts:
     sources, references = args.sources, args.references
     if args.test_set:
-        known, references = named_test_set(args.test_set)
-        sources = sources or known
+        test_sources, references = named_test_set(args.test_set)
+        sources = sources or test_sources
     return read_texts(args.hypotheses, references, sources, args.baseline)
 
 
 def _use_model(args: argparse.Namespace, texts: Texts) -> list[MetricScore]:
-    """The model's perplexity of the references; it also translates unless there are translations."""
-    from .evaluation.perplexity import perplexities  # score_pairs, which it needs, imports this module
+    """Compute the model's perplexity of the references, and translate the sources unless translations are given."""
 
     model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
     if texts.hypotheses is None:
         with tqdm(total=len(texts.sources), unit=" sentences", desc="Translating") as progress:
             translations = translate(model, tokenizer, texts.sources, args.batch_tokens, progress)
         texts.hypotheses = [text.replace("\n", " ") for text in translations]
-        if args.output:  # at once: what comes after may fail
+        if args.output:  # write the translations now, because later steps may fail
             write_whole(Path(args.output), "".join(f"{text}\n" for text in texts.hypotheses))
     options = {"n_bootstrap": args.bootstrap, "batch_tokens": args.batch_tokens, "name": args.model}
     return perplexities(model, tokenizer, texts.sources, texts.references, **options)
 
 
 def _metrics(args: argparse.Namespace, warn: bool = False) -> dict[str, Metric]:
-    """The metrics, anew for each use: sacreBLEU's remember the intervals that they were used for."""
+    """Build new metrics for each use, because those of sacreBLEU keep the intervals of an earlier use."""
     tokenize = ("none",) if args.tokenized else tuple(args.tokenize or [None])
     target = target_language(args.test_set) if args.test_set else ""
     language = None if args.tokenized else args.language or target or "de"
@@ -107,73 +108,130 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hf-vaswani score", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    files = parser.add_argument_group("what is scored (text files, a sentence a line, plain or .gz)")
-    files.add_argument("--hypotheses", help="translations")
-    files.add_argument("--model", help="checkpoint: its perplexity; it translates --sources without --hypotheses")
+    files = parser.add_argument_group("input", "Text files have one sentence per line, and are plain or .gz.")
+    files.add_argument("--hypotheses", help="file of translations to score")
+    files.add_argument(
+        "--model",
+        help="checkpoint whose perplexity to report; without --hypotheses, it also translates the sources",
+    )
     references = files.add_mutually_exclusive_group(required=True)
-    references.add_argument("--references", nargs="+", help="one or more files of references")
-    references.add_argument("--test-set", help="sources and references that sacreBLEU knows, as in wmt14/en-de")
-    files.add_argument("--output", help="where to write the translations that the model makes")
-    files.add_argument("--sources", help="sources, for --model, --comet, --by-length and --examples")
-    files.add_argument("--baseline", nargs="+", default=[], help="translations by other systems, to test against")
+    references.add_argument("--references", nargs="+", help="one or more files of reference translations")
+    references.add_argument(
+        "--test-set", help="test set of sacreBLEU with sources and references, such as wmt14/en-de"
+    )
+    files.add_argument("--output", help="file to write the translations of --model to")
+    files.add_argument("--sources", help="file of sources, for --model, --comet, --by-length and --examples")
+    files.add_argument(
+        "--baseline", nargs="+", default=[], help="files of translations by other systems to compare with"
+    )
 
-    figures = parser.add_argument_group("figures")
+    metrics = parser.add_argument_group("metrics")
     names = ", ".join(DEFAULT_METRICS)
-    figures.add_argument("--metrics", nargs="+", choices=METRICS, default=DEFAULT_METRICS, help=f"({names})")
-    figures.add_argument("--tokenize", nargs="+", choices=TOKENIZERS, help="sacreBLEU tokenisation (13a)")
-    figures.add_argument(
+    metrics.add_argument(
+        "--metrics", nargs="+", choices=METRICS, default=DEFAULT_METRICS, help=f"metrics to report (default: {names})"
+    )
+    metrics.add_argument(
+        "--tokenize", nargs="+", choices=TOKENIZERS, help="sacreBLEU tokenisation of BLEU, one or more (default: 13a)"
+    )
+    metrics.add_argument(
         "--tokenized",
         action="store_true",
-        help="the text is already tokenised: report tokenised BLEU, which is not comparable with sacreBLEU",
+        help="report tokenised BLEU of text that is already tokenised; it is not comparable with sacreBLEU",
     )
-    figures.add_argument("--lowercase", action="store_true", help="ignore case (TER always does)")
-    figures.add_argument("--language", choices=LANGUAGES, help="of compound-bleu's words (the test set's, or de)")
-    figures.add_argument("--comet", nargs="?", const=DEFAULT_MODEL, help="COMET, by this model (%(const)s)")
-    figures.add_argument("--comet-program", default="comet-score", help="where unbabel-comet is (%(default)s)")
+    metrics.add_argument("--lowercase", action="store_true", help="ignore case, which TER always does")
+    metrics.add_argument(
+        "--language",
+        choices=LANGUAGES,
+        help="language whose rules split text into words for compound-bleu (default: that of the test set, or de)",
+    )
+    metrics.add_argument(
+        "--comet",
+        nargs="?",
+        const=DEFAULT_MODEL,
+        help="report COMET, computed by this COMET model (%(const)s if no model is given)",
+    )
+    metrics.add_argument(
+        "--comet-program", default="comet-score", help="path of the program of unbabel-comet (default: %(default)s)"
+    )
 
-    _add_trust(parser)
+    _add_analysis(parser)
     other = parser.add_argument_group("other")
     add_trust(other)
     output = other.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--markdown", action="store_true", help="print Markdown")
-    other.add_argument("--batch-tokens", type=positive, default=4096, help="tokens of a batch (%(default)s)")
-    other.add_argument("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
+    other.add_argument("--batch-tokens", type=positive, default=4096, help="tokens per batch (default: %(default)s)")
+    other.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)"
+    )
     return parser
 
 
-def _add_trust(parser: argparse.ArgumentParser) -> None:
-    trust = parser.add_argument_group(
-        "how far to trust them", "Where two scores are equal, p is 1; sacreBLEU itself would call that significant."
+def _add_analysis(parser: argparse.ArgumentParser) -> None:
+    """Add the options for confidence intervals, significance tests, buckets and examples."""
+    analysis = parser.add_argument_group(
+        "confidence and analysis",
+        "Two equal scores have p = 1, where sacreBLEU would report a significant difference.",
     )
-    trust.add_argument(
-        "--bootstrap", type=positive, nargs="?", const=1000, default=0, help="95%% intervals (%(const)s resamples)"
+    analysis.add_argument(
+        "--bootstrap",
+        type=positive,
+        nargs="?",
+        const=1000,
+        default=0,
+        help="report 95%% confidence intervals from this number of bootstrap resamples (%(const)s if no number is "
+        "given)",
     )
-    trust.add_argument("--paired-bootstrap", type=positive, default=1000, help="resamples (%(default)s)")
-    trust.add_argument("--paired-randomization", type=positive, default=10_000, help="trials (%(default)s)")
-    trust.add_argument("--seed", type=positive, help="of all of these (SACREBLEU_SEED, or 12345)")
-    trust.add_argument("--by-length", type=positive, nargs="*", help="scores by length; bounds in words (10 ... 50)")
-    trust.add_argument("--examples", type=positive, help="so many worst and best sentences")
-    trust.add_argument("--examples-by", choices=("bleu", "chrf"), default="chrf", help="(%(default)s)")
+    analysis.add_argument(
+        "--paired-bootstrap",
+        type=positive,
+        default=1000,
+        help="number of resamples of the paired bootstrap test against --baseline (default: %(default)s)",
+    )
+    analysis.add_argument(
+        "--paired-randomization",
+        type=positive,
+        default=10_000,
+        help="number of trials of the paired approximate randomisation test against --baseline (default: %(default)s)",
+    )
+    analysis.add_argument(
+        "--seed",
+        type=positive,
+        help="random seed of the intervals and tests (default: the environment variable SACREBLEU_SEED, or 12345)",
+    )
+    analysis.add_argument(
+        "--by-length",
+        type=positive,
+        nargs="*",
+        help="report scores by length of the source, or of the reference without sources; optional bounds in words "
+        "(10 20 30 40 50 if none are given)",
+    )
+    analysis.add_argument("--examples", type=positive, help="number of worst and of best sentences to show")
+    analysis.add_argument(
+        "--examples-by",
+        choices=("bleu", "chrf"),
+        default="chrf",
+        help="sentence score that ranks the --examples (default: %(default)s)",
+    )
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Ends with a message about options that do not go together."""
+    """Exit with a message if options conflict."""
     if not (args.hypotheses or args.model):
-        parser.error("give --hypotheses, or a --model that makes them")
+        parser.error("give --hypotheses, or a --model that translates")
     for name in ("model", "comet"):
         if vars(args)[name] and not (args.sources or args.test_set):
             parser.error(f"--{name} needs --sources")
     if args.output is not None and args.hypotheses:
-        parser.error(f"--output {args.output}: no model translates")
+        parser.error(f"--output {args.output}: needs a --model that translates, instead of --hypotheses")
     if args.tokenized and args.comet:
         parser.error("--comet takes raw text, not --tokenized")
     if args.tokenized and args.tokenize:
-        parser.error("--tokenized is --tokenize none: give one of them")
+        parser.error("--tokenized already means --tokenize none: give only one of them")
     if args.by_length and sorted(set(args.by_length)) != args.by_length:
-        parser.error(f"--by-length: bounds must rise, got {' '.join(map(str, args.by_length))}")
+        parser.error(f"--by-length: bounds must increase, got {' '.join(map(str, args.by_length))}")
     if args.bootstrap == 1:
-        parser.error("--bootstrap needs at least 2 resamples")
+        parser.error("--bootstrap needs at least 2 resamples, got 1")
 
 
 def main(argv: list[str] | None = None) -> None:

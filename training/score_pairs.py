@@ -1,4 +1,4 @@
-"""Score given translations: the log probability that the model gives to each, and to each of its tokens."""
+"""Score given translations: print the log probability that a model assigns to each translation and to its tokens."""
 
 import argparse
 import json
@@ -16,11 +16,17 @@ def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani score-pairs`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani score-pairs", description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
-    parser.add_argument("--sources", required=True, help="text file, a sentence a line, plain or .gz")
-    parser.add_argument("--translations", required=True, help="their translations, parallel to it")
-    parser.add_argument("--tokens", action="store_true", help="print a JSON object a line, with every token's share")
-    parser.add_argument("--batch-tokens", type=positive, default=4096, help="tokens of a batch (%(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
+    parser.add_argument("--sources", required=True, help="text file with one sentence per line, plain or .gz")
+    parser.add_argument("--translations", required=True, help="file of translations, parallel to --sources")
+    parser.add_argument(
+        "--tokens",
+        action="store_true",
+        help="print one JSON object per line, with the log probability of every token",
+    )
+    parser.add_argument("--batch-tokens", type=positive, default=4096, help="tokens per batch (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)"
+    )
     add_trust(parser)
     args = parser.parse_args(argv)
     translations, groups = read_parallel(args.translations, [args.sources])
@@ -33,8 +39,8 @@ def main(argv: list[str] | None = None) -> None:
         if not args.tokens:
             print(f"{sum(numbers):.4f}")
             continue
-        shares = [[texts[token], round(number, 4)] for token, number in zip(tokenizer(text)["input_ids"], numbers)]
-        line = {"log_probability": round(sum(numbers), 4), "tokens": shares}
+        tokens = [[texts[token], round(number, 4)] for token, number in zip(tokenizer(text)["input_ids"], numbers)]
+        line = {"log_probability": round(sum(numbers), 4), "tokens": tokens}
         print(json.dumps(line, ensure_ascii=False, allow_nan=False))
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Train a model: `hf-vaswani train --config RECIPE`, or `accelerate launch -m training.train --config RECIPE`."""
+"""Train a model with `hf-vaswani train --config RECIPE` or `accelerate launch -m training.train --config RECIPE`."""
 
 import logging
 

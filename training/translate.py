@@ -1,6 +1,7 @@
-"""Translate raw text with a checkpoint: a file or standard input to a file or standard output, order kept.
+"""Translate raw text with a checkpoint, line by line and in order, from a file or standard input to a file or
+standard output.
 
-Works with several processes, each on a device of its own: with --processes, or under torchrun or `accelerate launch`.
+Several processes, each on its own device, share the work with --processes, torchrun or `accelerate launch`.
 """
 
 import argparse
@@ -30,38 +31,44 @@ logger = logging.getLogger(__name__)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line of `hf-vaswani translate`."""
+    """Build the argument parser of `hf-vaswani translate`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani translate", description=__doc__)
     add = parser.add_argument
-    add("--model", required=True, nargs="+", help="checkpoint folder or Hub repository; several are an ensemble")
-    add("--input", default="-", help="text file, a sentence a line, plain or .gz (standard input)")
-    add("--output", help="text file to write, compressed if it ends in .gz; a FIFO or a device such as /dev/null is "
-        "written to directly (standard output)")  # fmt: skip
-    add("--resume", action="store_true", help="go on with an --output that was interrupted")
-    add("--format", choices=FORMATS, help="text: the best translation a line; nbest: Moses' lists; jsonl: an object a "
-        "line, with scores and the log probability of every token (text, or nbest with --n-best)")  # fmt: skip
-    add("--n-best", type=positive, help="translations of each sentence (1)")
-    add("--target-prefix", help="text file parallel to --input: what each translation begins with, in whole words")
-    add("--max-source-tokens", type=positive, help="longer lines are cut into pieces that are translated one by one "
-        f"(the model's limit, or {MAX_SOURCE_TOKENS})")  # fmt: skip
-    add("--long-lines", choices=("split", "error"), default="split", help="what to do about these (%(default)s)")
-    add("--batch-tokens", type=positive, default=1024, help="source tokens of a batch (%(default)s)")
-    add("--window", type=positive, default=10_000, help="lines sorted by length at a time (%(default)s)")
-    add("--processes", type=positive, default=1, help="processes to start, on as many accelerators or all on the CPU")
-    add("--dtype", choices=DTYPES, default="auto", help="type to compute with (that of the weights)")
-    add("--num-beams", type=positive, help="instead of the checkpoint's")
-    add("--length-penalty", type=finite, help="instead of the checkpoint's (the paper's α: 0.6)")
-    add("--sample", action="store_true", help="draw translations at random, instead of searching for the likeliest")
-    add("--temperature", type=above_zero, help="of --sample (1)")
-    add("--top-k", type=positive, help="of --sample: from so many likeliest tokens (all)")
-    add("--top-p", type=share, help="of --sample: from the likeliest tokens with this probability together (all)")
-    add("--seed", type=int, help="of --sample: another draws other translations (0)")
+    add("--model", required=True, nargs="+", help="checkpoint folder or Hub repository; several form an ensemble")
+    add("--input", default="-", help="text file with one sentence per line, plain or .gz (default: standard input)")
+    add("--output", help="text file to write, compressed if the name ends in .gz; a FIFO or a device, such as "
+        "/dev/null, is written to directly (default: standard output)")  # fmt: skip
+    add("--resume", action="store_true", help="resume an interrupted run that wrote to the same --output")
+    add("--format", choices=FORMATS, help="output format: text has the best translation on each line, nbest is the "
+        "n-best list of Moses, jsonl has one JSON object per line with scores and the log probability of every token "
+        "(default: text, or nbest with --n-best)")  # fmt: skip
+    add("--n-best", type=positive, help="number of translations per sentence (default: 1)")
+    add("--target-prefix", help="text file parallel to --input with the words that each translation must begin with")
+    add("--max-source-tokens", type=positive, help="maximum number of tokens in a line; --long-lines handles longer "
+        f"lines (default: the model's limit, or {MAX_SOURCE_TOKENS})")  # fmt: skip
+    add("--long-lines", choices=("split", "error"), default="split", help="split lines that exceed "
+        "--max-source-tokens into pieces that are translated separately, or stop with an error "
+        "(default: %(default)s)")  # fmt: skip
+    add("--batch-tokens", type=positive, default=1024, help="source tokens per batch (default: %(default)s)")
+    add("--window", type=positive, default=10_000, help="number of lines that are sorted by length and translated "
+        "together (default: %(default)s)")  # fmt: skip
+    add("--processes", type=positive, default=1, help="number of processes, each on its own accelerator, or all on "
+        "the CPU if there is none (default: %(default)s)")  # fmt: skip
+    add("--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)")
+    add("--num-beams", type=positive, help="beam size (default: the checkpoint's)")
+    add("--length-penalty", type=finite, help="length penalty α, 0.6 in the paper (default: the checkpoint's)")
+    add("--sample", action="store_true", help="sample translations at random instead of searching for the likeliest")
+    add("--temperature", type=above_zero, help="temperature of --sample (default: 1)")
+    add("--top-k", type=positive, help="restrict --sample to this number of most likely tokens (default: all tokens)")
+    add("--top-p", type=share, help="restrict --sample to the most likely tokens whose probabilities add up to this "
+        "number (default: all tokens)")  # fmt: skip
+    add("--seed", type=int, help="random seed of --sample (default: 0)")
     add_trust(parser)
     return parser
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments, where they make sense together; otherwise exits with a message, as argparse does."""
+    """Parse the arguments and check their combination. Exits with status 2 and a message if they conflict."""
     parser = make_parser()
     args = parser.parse_args(argv)
     if args.input != "-":
@@ -80,17 +87,17 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     if args.target_prefix == "-":
         parser.error("--target-prefix must be a file")
     if args.processes > 1 and not Path(args.input).is_file():
-        parser.error("--processes needs an --input file, as every process reads it")
-    given = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(args, name) is not None]
-    if given and not args.sample:
-        parser.error(f"--{given[0].replace('_', '-')} is for --sample")
+        parser.error("--processes needs an --input file, because every process reads it")
+    sampling = [name for name in ("temperature", "top_k", "top_p", "seed") if getattr(args, name) is not None]
+    if sampling and not args.sample:
+        parser.error(f"--{sampling[0].replace('_', '-')} needs --sample")
     if args.seed is not None and args.seed < 0:
         parser.error(f"--seed must not be negative, got {args.seed}")
     if args.sample and (args.num_beams or 1) > 1:
         parser.error(f"--sample has no beams, got --num-beams {args.num_beams}")
-    args.sampling = {name: getattr(args, name) for name in given} if args.sample else None
+    args.sampling = {name: getattr(args, name) for name in sampling} if args.sample else None
     if args.format == "text" and (args.n_best or 1) > 1:
-        parser.error("--n-best needs --format nbest or jsonl: a text has one translation a line")
+        parser.error("--n-best needs --format nbest or jsonl: text has one translation per line")
     args.format = args.format or ("text" if args.n_best is None else "nbest")
     args.n_best = args.n_best or 1
     options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
@@ -99,18 +106,19 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def describe(args: argparse.Namespace) -> dict:
-    """What the translations depend on beside the lines, for `--resume` to compare; once the models are loaded."""
+    """Settings and model files that the translations depend on, which `--resume` compares. Call it after the models
+    are loaded."""
     names = ("dtype", "options", "format", "n_best", "sampling", "max_source_tokens", "long_lines")
-    names += ("batch_tokens", "window")  # scores depend, in their last digits, on what is in a batch
+    names += ("batch_tokens", "window")  # the last digits of scores depend on the composition of a batch
     settings = {name: getattr(args, name) for name in names} | {"target_prefix": args.target_prefix is not None}
     return {"settings": settings, "files": model_files(args.model)}
 
 
 def load_corpus(args: argparse.Namespace, device: torch.device) -> RequestBuilder:
-    """The models, and how to translate lines with them, as the command line says.
+    """Load the models, and build the search and the requests that the arguments describe.
 
     Raises:
-        ValueError: The command line asks for what the models cannot do.
+        ValueError: The models do not support the arguments.
     """
     models, tokenizer = load_ensemble(args.model, args.dtype, device, args.trust_remote_code)
     search = Search(
@@ -128,10 +136,10 @@ def load_corpus(args: argparse.Namespace, device: torch.device) -> RequestBuilde
 
 
 def count_lines(args: argparse.Namespace) -> int | None:
-    """Lines to translate, unless they come from a stream.
+    """Number of lines to translate; `None` if the input is a stream.
 
     Raises:
-        DataError: There are not as many prefixes, or a file cannot be read.
+        DataError: The number of prefixes differs, or a file cannot be read.
     """
     if not Path(args.input).is_file():
         return None
@@ -139,33 +147,36 @@ def count_lines(args: argparse.Namespace) -> int | None:
 
 
 def check_start(args: argparse.Namespace, processes: Processes) -> None:
-    """Whether there is anything to start or to resume, before the models are loaded.
+    """Check the processes and the output before the models are loaded.
 
     Raises:
-        FileExistsError, FileNotFoundError: As of `PartialOutput`.
-        ValueError: There are not the processes that are asked for, or not all of them could read the input.
+        FileExistsError, FileNotFoundError: See `PartialOutput`.
+        ValueError: The number of processes differs from `--processes`, or they cannot all read the input.
     """
     if processes.count > 1 and not Path(args.input).is_file():
-        raise ValueError("Several processes need an --input file, as each of them reads it.")
+        raise ValueError("Several processes need an --input file, because each of them reads it.")
     if args.processes > 1 and processes.count != args.processes:
-        raise ValueError(f"--processes {args.processes}: something else has started {processes.count} already.")
+        raise ValueError(
+            f"--processes {args.processes}: expected no launcher or as many processes, found {processes.count} that a "
+            "launcher has started."
+        )
     if processes.is_main and args.output is not None and not is_stream(args.output):
         PartialOutput.check(args.output, args.resume)
 
 
 def open_output(args: argparse.Namespace, total: int | None) -> PartialOutput | DirectOutput:
-    """Where the process that writes does so, for it to enter.
+    """Build the output of the main process, a context manager.
 
     Args:
-        args (`argparse.Namespace`): Of `parse_arguments`.
-        total (`int`, *optional*): Lines of the input, where it is a file.
+        args (`argparse.Namespace`): Result of `parse_arguments`.
+        total (`int`, *optional*): Number of input lines, if the input is a file.
     """
     if args.output is None or is_stream(args.output):
         return DirectOutput(args.output)
     sources = read_sources(args.input, args.target_prefix)
-    each = args.n_best if args.format == "nbest" else 1
-    most = None if total is None else total * each
-    return PartialOutput(args.output, describe(args), sources, args.resume, most)
+    lines_per_sentence = args.n_best if args.format == "nbest" else 1
+    output_lines = None if total is None else total * lines_per_sentence
+    return PartialOutput(args.output, describe(args), sources, args.resume, output_lines)
 
 
 def translate_corpus(
@@ -176,14 +187,15 @@ def translate_corpus(
     total: int | None,
     processes: Processes,
 ) -> None:
-    """Translate the lines from number `done` on, window by window, and say how fast it went.
+    """Translate the lines after the first `done`, window by window, and log the speed.
 
     Args:
-        args (`argparse.Namespace`): Of `parse_arguments`.
-        corpus (`RequestBuilder`): How to translate.
-        output (`PartialOutput` or `DirectOutput`, *optional*): Where to write to, in one process only.
-        done (`int`), total (`int`, *optional*): Lines that are translated already, and in all.
-        processes (`Processes`): Who takes part.
+        args (`argparse.Namespace`): Result of `parse_arguments`.
+        corpus (`RequestBuilder`): Search and builder of requests.
+        output (`PartialOutput` or `DirectOutput`, *optional*): Output, in the main process only.
+        done (`int`): Number of lines that are already translated.
+        total (`int`, *optional*): Number of all lines, if it is known.
+        processes (`Processes`): Processes that take part.
     """
     sources = islice(read_sources(args.input, args.target_prefix), done, None)
     bar = {"total": total, "initial": done, "unit": " sentences", "desc": "Translating"}
@@ -198,8 +210,8 @@ def translate_corpus(
             tokens += sum(len(request.ids) for line in requests for request in line)
             done += len(lines)
             if output is not None:
-                for line, found in zip(lines, translations):
-                    output.write(FORMATS[args.format](line.number - 1, line.text, found))
+                for line, candidates in zip(lines, translations):
+                    output.write(FORMATS[args.format](line.number - 1, line.text, candidates))
                 output.end_window(lines)
     if processes.is_main:
         corpus.report()
@@ -207,7 +219,7 @@ def translate_corpus(
 
 
 def report_speed(sentences: int, tokens: int, seconds: float) -> None:
-    """Log a line about it."""
+    """Log sentences and source tokens per second."""
     logger.info(
         "%d sentences in %.1f s: %.1f sentences/s, %.0f source tokens/s.",
         *(sentences, seconds, sentences / seconds, tokens / seconds),
@@ -221,7 +233,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.processes > 1 and not is_torchelastic_launched():
         devices = torch.accelerator.device_count() if args.dtype != "int8" else 0
         if 0 < devices < args.processes:
-            raise ValueError(f"--processes {args.processes}: there are only {devices} devices.")
+            raise ValueError(f"--processes {args.processes}: expected as many accelerators, found {devices}.")
         launch(args.processes, f"{__package__}.cli", ["translate", *argv])
         return
     logging.basicConfig(format="%(message)s", level=logging.WARNING)

@@ -7,7 +7,7 @@ OWN = "hf-vaswani"
 
 
 def version(package: str) -> str:
-    """The installed version of a package; "not installed" where there is none."""
+    """Installed version of a package, or "not installed"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

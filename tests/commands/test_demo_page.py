@@ -115,7 +115,7 @@ def test_a_line_beyond_the_positions_is_cut_and_that_is_said(tokenizer):
     translator = Translator(model, tokenizer)
     assert translator.limit == 12
     found, notice = translator("The man sleeps. " * 6 + "\nThe man sleeps.")
-    assert notice == "Cut into pieces, as they have more than 12 tokens: 1 lines of the text (1)."
+    assert "more than 12 tokens: 1 lines of the text (1)." in notice
     assert [each.line for each in found] == [1, 2] and found[0].translation.text
     assert "at most 12 tokens" in translator.attention(found[0])
 
@@ -169,7 +169,7 @@ def test_a_space_overwrites_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("a b/c", "is not the name of a model on the Hub"), (".", "is a folder of this machine")]
+    ("name", "message"), [("a b/c", "is not the name of a model on the Hub"), (".", "is a local folder")]
 )
 def test_a_space_needs_a_model_of_the_hub(tmp_path, name, message):
     with pytest.raises(ValueError, match=message):
@@ -223,7 +223,7 @@ def test_the_page_takes_no_files(page, tmp_path):
     )
     for place in places:
         answer = httpx.post(page.src + place, files=files)
-        assert (answer.status_code, answer.text) == (403, "This page takes no files."), place
+        assert (answer.status_code, "no files" in answer.text) == (403, True), place
     assert httpx.post(page.src + "gradio_api/upload", content=b"content").status_code == 403
     assert httpx.get(f"{page.src}gradio_api/file={tmp_path / 'secret'}").status_code in (403, 404)
     assert set(written.rglob("*")) == before

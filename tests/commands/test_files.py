@@ -57,8 +57,8 @@ def test_a_device_is_named_and_may_be_a_stream():
 @pytest.mark.parametrize(
     ("name", "kind", "facts"),
     [
-        ("nowhere/out", FileNotFoundError, "no such folder, nowhere"),
-        ("file/out", NotADirectoryError, "file is no folder"),
+        ("nowhere/out", FileNotFoundError, "no such folder: nowhere"),
+        ("file/out", NotADirectoryError, "file is not a folder"),
         ("", IsADirectoryError, "''"),
         ("folder/", IsADirectoryError, "'folder/'"),
         (".", IsADirectoryError, "is a folder"),
@@ -90,7 +90,7 @@ def test_an_input_by_any_name_is_no_output(tmp_path, monkeypatch):
     (folder / "in2").hardlink_to(folder / "in")
     (folder / "other").write_text("")
     for name in ("folder/in", folder / "in", "folder/../folder/in", "link/in", "folder/in2"):
-        with pytest.raises(ValueError, match=rf"--output {name}: is the same file as folder/in, which is read"):
+        with pytest.raises(ValueError, match=rf"--output {name}: is the same file as the input folder/in,"):
             check_output(name, [None, "not-there", "folder/in"])
     check_output("folder/other", [None, "-", "not-there", "folder/in"])
     check_output("folder/new", ["folder/in", "folder/new"])
@@ -124,7 +124,7 @@ def test_a_folder_is_made_where_one_can_be(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("", "a", "a/b/c", "link", "link/a"):
         check_output_folder(tmp_path / name)
-    for name, facts in (("file", "no folder"), ("file/a", "no folder"), ("dangling", "nowhere")):
+    for name, facts in (("file", "not a folder"), ("file/a", "not a folder"), ("dangling", "nowhere")):
         with pytest.raises(OSError, match=facts):
             check_output_folder(tmp_path / name)
 

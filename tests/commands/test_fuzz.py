@@ -342,7 +342,7 @@ KINDS: list[tuple[str, Callable[[Maker], bytes], Callable[[Path], None], int]] =
 
 
 def raised_by_us(error: Exception) -> bool:
-    return isinstance(error, OSError) or (isinstance(error, ValueError) and cli._raised_here(error))
+    return isinstance(error, OSError) or (isinstance(error, ValueError) and cli._raised_by_project(error))
 
 
 @pytest.mark.slow

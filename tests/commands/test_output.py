@@ -141,7 +141,7 @@ def test_an_input_is_no_output(words, read, here, capsys):
     (here / "again").hardlink_to(here / read)
     for name in (read, "again"):
         assert main([*words, "--output", name]) == 1
-        assert f"--output {name}: is the same file as {read}, which is read" in capsys.readouterr().err
+        assert f"--output {name}: is the same file as the input {read}," in capsys.readouterr().err
         assert (here / name).read_text() == "a dog\n"
 
 
@@ -150,7 +150,7 @@ def test_a_file_of_the_model_is_no_output(folder, name, capsys):
     before = (folder / name).read_bytes()
     for words in (["translate", "--input", str(folder / "source")], command(folder, "translations")):
         assert main([*words, "--model", str(folder), "--output", str(folder / name)]) == 1
-        assert f"is the same file as {folder / name}" in capsys.readouterr().err
+        assert f"is the same file as the input {folder / name}" in capsys.readouterr().err
     assert (folder / name).read_bytes() == before
 
 
@@ -192,7 +192,7 @@ def test_scored_translations_are_compressed_by_their_name(folder, tmp_path):
 )
 def test_a_folder_that_cannot_be_made_is_refused_at_once(words, option, here, capsys):
     (here / "link").symlink_to("not-there")
-    for name, fact in (("source", "no folder"), ("source/a", "no folder"), ("link", "not-there")):
+    for name, fact in (("source", "not a folder"), ("source/a", "not a folder"), ("link", "not-there")):
         assert main([*words, name]) == 1
         error = capsys.readouterr().err
         assert f"{option} {name}: " in error and fact in error and error.count("\n") == 1

@@ -153,7 +153,7 @@ def test_an_interrupted_translation_goes_on_where_it_was(checkpoint, sentences, 
     assert main([*words, str(output)]) == 1
     assert "out.de.partial holds an earlier run: pass --resume" in capsys.readouterr().err
     assert main([*words, str(output), "--resume", "--num-beams", "3"]) == 1
-    assert "is of another run: options ({}, now {'num_beams': 3})" in capsys.readouterr().err
+    assert "another run: options ({}, now {'num_beams': 3})" in capsys.readouterr().err
     assert main([*words, str(output), "--resume"]) == 0
     assert output.read_text(encoding="utf-8") == expected
     assert {path.name for path in tmp_path.iterdir()} == {"in.en", "out.de", "whole.de"}
@@ -368,7 +368,7 @@ def test_a_fifo_is_written_to(name, command, tmp_path, capsys):
     assert (gzip.decompress(data) if name == "fifo.gz" else data).decode() == expected
     assert fifo.is_fifo()
     assert command("--output", str(fifo), "--input", str(fifo)) is None
-    assert f"--output {fifo}: is the same file as {fifo}" in capsys.readouterr().err
+    assert f"--output {fifo}: is the same file as the input {fifo}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command("--output", str(fifo), "--resume")
     assert "--resume needs" in capsys.readouterr().err
@@ -428,7 +428,7 @@ def test_a_longer_line_is_cut_translated_and_reported(command, tokenizer, senten
     assert f"more than {longest} tokens: 1 lines of" in caplog.text and "in.en (2)." in caplog.text
     caplog.clear()
     whole = command("--max-source-tokens", "1000")
-    assert "Cut into pieces" not in caplog.text and whole != found
+    assert "into pieces" not in caplog.text and whole != found
 
 
 def test_a_cut_lines_scores_are_the_sums_of_its_pieces(command, sentences):
@@ -493,11 +493,11 @@ def test_prefixes_that_do_not_fit_are_refused(command, tmp_path, capsys):
     prefix = tmp_path / "prefix"
     prefix.write_text("Der\n")
     assert command("--target-prefix", str(prefix), text="A dog.\nA cat.\n") is None
-    assert f"{prefix} has 1 lines, {tmp_path / 'in.en'} has more." in capsys.readouterr().err
+    assert f"{prefix} has 1 lines, and {tmp_path / 'in.en'} has more" in capsys.readouterr().err
     prefix.write_text("Der\n" + "Hund " * 60 + "\n")
     assert command("--target-prefix", str(prefix), text="A dog.\nA cat.\n") is None
     message = capsys.readouterr().err
-    assert re.search(r"prefix:2: the prefix has \d+ tokens, and the translation of a source of \d+ ends at", message)
+    assert re.search(r"prefix:2: the prefix has \d+ tokens, but .* \d+ source tokens has at most \d+", message)
 
 
 # Sampling and ensembles
@@ -517,8 +517,8 @@ def test_samples_are_reproducible_and_do_not_depend_on_the_batches(command):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top-k", "3"], "--top-k is for --sample"),
-        (["--seed", "3"], "--seed is for --sample"),
+        (["--top-k", "3"], "--top-k needs --sample"),
+        (["--seed", "3"], "--seed needs --sample"),
         (["--sample", "--num-beams", "2"], "--sample has no beams, got --num-beams 2"),
         (["--sample", "--temperature", "0"], "must be above 0, got 0"),
         (["--sample", "--top-p", "1.5"], "must be above 0 and at most 1, got 1.5"),

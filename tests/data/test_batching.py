@@ -273,7 +273,7 @@ def test_two_devices_share_a_stream(tmp_path, tokenizer, pairs, monkeypatch, sha
 
 
 def test_a_pair_over_the_budget_is_named():
-    with pytest.raises(ValueError, match="Pair 1 has 50 target tokens, and a batch only 40"):
+    with pytest.raises(ValueError, match=r"Pair 1 has 50 target tokens.* 40 "):
         TokenBudgetSampler(np.array([3, 4]), np.array([5, 50]), 40, 40)
 
 

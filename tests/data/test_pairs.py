@@ -127,7 +127,7 @@ def test_what_is_wrong_with_text_files_is_named(tmp_path, source, target, messag
         ("a.jsonl", '{"en": "one", "de": null}\n', r"a\.jsonl:1: column 'de' is not text: None"),
         ("a.jsonl", '["one", "eins"]\n', r"a\.jsonl:1: expected an object"),
         ("a.jsonl", '{"en": "one", "de": " "}\n', r"a\.jsonl:1: empty de sentence"),
-        ("a.parquet", "not parquet", r"a\.parquet: not a Parquet file"),
+        ("a.parquet", "not parquet", r"a\.parquet: cannot be read as a Parquet file"),
         ("a.jsonl", '{"en": "one", "de": ' + "9" * 5000 + "}\n", r"a\.jsonl:1: not a JSON object: .*5000 digits"),
         ("a.jsonl", '{"en": ' + "[" * 5000 + "]" * 5000 + "}\n", r"a\.jsonl:1: not a JSON object: .*recursion"),
         ("a.jsonl", '{"en": ' + "[" * 900 + "]" * 900 + ', "de": "eins"}\n', r"a\.jsonl:1: column 'en' is not text"),

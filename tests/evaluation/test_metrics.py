@@ -268,11 +268,11 @@ def test_every_file_has_to_be_parallel(files, capsys, option):
         ("--hypotheses h", "one of the arguments --references --test-set is required"),
         ("--hypotheses h --references r --model m", "--model needs --sources"),
         ("--hypotheses h --references r --comet", "--comet needs --sources"),
-        ("--hypotheses h --references r --tokenized --tokenize intl", "give one of them"),
-        ("--hypotheses h --references r --by-length 9 5", "bounds must rise, got 9 5"),
+        ("--hypotheses h --references r --tokenized --tokenize intl", "only one of them"),
+        ("--hypotheses h --references r --by-length 9 5", "got 9 5"),
         ("--hypotheses h --references r --bootstrap 1", "at least 2"),
         ("--hypotheses h --references r --sources s --comet --tokenized", "--comet takes raw text"),
-        ("--hypotheses h --references r --output o", "--output o: no model translates"),
+        ("--hypotheses h --references r --output o", "--output o: needs a --model"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(capsys, words, message):

@@ -165,7 +165,7 @@ def test_wrong_input_is_refused(both, attention, monkeypatch):
     with pytest.raises(ValueError, match="The source is empty"):
         attention_maps(*both, "  ")
     monkeypatch.setattr(type(both[1]), "is_fast", False)
-    with pytest.raises(ValueError, match="does not tell which characters"):
+    with pytest.raises(ValueError, match="no character offsets"):
         attention_maps(*both, "a")
 
 
@@ -214,11 +214,11 @@ def test_a_text_too_long_is_refused_with_the_size_before_it_is_translated(both, 
     words = ["attention", "--model", str(tmp_path / "model"), "--source", source, "--output", str(output)]
     assert main(words) == 1
     [message] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hf-vaswani attention: ")]
-    assert f"{length:,} tokens of source" in message
+    assert f"{length:,} source tokens" in message
     assert f"{numbers * 4 / 1e6:,.0f} MB of memory" in message and f"{numbers * 7 / 1e6:,.0f} MB" in message
-    assert "may have 105 MB" in message and not output.exists()
+    assert "105 MB" in message and not output.exists()
     monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("computed"))
-    with pytest.raises(ValueError, match=rf"tokens of source and {length:,} of target"):
+    with pytest.raises(ValueError, match=rf"source tokens and {length:,} target tokens"):
         attention_maps(model, tokenizer, "a dog " * 2, source)
 
 
@@ -235,7 +235,7 @@ def test_attention_that_is_not_a_number_is_an_error(tokenizer):
     model = noisy_translator(tokenizer)
     with torch.no_grad():
         model.get_encoder().layers[0].self_attn.q_proj.weight[0] = float("nan")
-    with pytest.raises(ValueError, match="encoder self-attention has numbers that are not finite"):
+    with pytest.raises(ValueError, match=r"encoder self-attention has .* not finite"):
         attention_maps(model, tokenizer, "a dog", "ein Hund")
 
 

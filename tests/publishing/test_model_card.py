@@ -687,7 +687,7 @@ def test_a_record_that_is_none_is_named(tmp_path, name, content, message):
 def test_a_repository_must_have_a_name_of_the_hub(name, capsys):
     with pytest.raises(SystemExit):
         main(["publish", "--checkpoint", "nowhere", "--card-only", f"--repo={name}"])
-    assert "expected a name of the Hub, user/name" in capsys.readouterr().err
+    assert "Hub repository, user/name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--card-only", "--test-sources", "a"]])

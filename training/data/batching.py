@@ -1,9 +1,9 @@
-"""Batches as budgets of tokens on both sides (section 5.1), formed from pairs of similar length.
+"""Batches of pairs of similar length, filled to a token budget on each side (section 5.1).
 
-An *update*, what one optimiser step learns from, consists of *parts*: batches of pairs of similar length, as many as
-fit a source and a target budget. A device takes one part at a time; `devices × accumulation` of them are an update.
-Parts and their order depend on the lengths, the seed and the epoch alone, so that 1 device × k accumulated parts and
-k devices × 1 part learn from the same pairs, update by update.
+An *update* is one optimiser step. It consists of `devices × accumulation` *parts*. A part is a batch of pairs of
+similar length that fills a source budget and a target budget, and a device processes one part at a time. Parts and
+their order depend only on the lengths, the seed and the epoch. Therefore 1 device × k accumulated parts and
+k devices × 1 part learn from the same pairs in every update.
 """
 
 import contextlib
@@ -20,24 +20,25 @@ from torch.utils.data import IterableDataset, Sampler
 
 
 class TokenBudgetSampler(Sampler[list[int]]):
-    """The batches that one device sees in an epoch, for a `DataLoader`'s `batch_sampler`.
+    """Batches of one device in an epoch, as the `batch_sampler` of a `DataLoader`.
 
-    Pairs are sorted by target length and within it by source length, up and down in turn, so that neighbours are
-    alike on both sides and a part is nearly free of padding. Pairs of the same lengths change places each epoch, and
-    the parts are shuffled. Every pair is in exactly one part of one device. Where the last update has too few parts,
-    a device gets an empty list, from which `PairCollator` makes a batch that counts nothing.
+    Pairs are sorted by target length, then by source length in alternately ascending and descending order. Neighbours
+    are then similar on both sides, and parts have little padding. Each epoch shuffles the pairs of identical lengths
+    among themselves, and the parts. Every pair is in exactly one part of one device. If the last update has too few
+    parts, the remaining devices get an empty list, and `PairCollator` turns it into a batch without labels.
 
     Args:
         source_lengths, target_lengths (`np.ndarray` of shape `(pairs,)`): Lengths in tokens.
-        source_budget, target_budget (`int`): Tokens of a part on either side, padding included.
-        num_replicas (`int`): Devices.
-        rank (`int`): Which of them this is.
-        accumulation (`int`): Parts that each device adds to an update.
-        seed (`int`): Of the order.
-        shuffle (`bool`): `False`: same-length pairs in data order, parts from short to long.
+        source_budget, target_budget (`int`): Maximum tokens of a part on each side, padding included.
+        num_replicas (`int`): Number of devices.
+        rank (`int`): Rank of this device.
+        accumulation (`int`): Parts per device and update.
+        seed (`int`): Seed of the shuffling.
+        shuffle (`bool`): Shuffle. Otherwise pairs of identical lengths stay in data order, and parts go from short to
+            long.
 
     Raises:
-        ValueError: A pair alone is over a budget.
+        ValueError: A single pair exceeds a budget.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class TokenBudgetSampler(Sampler[list[int]]):
         ):
             if len(lengths) and lengths.max() > budget:
                 raise ValueError(
-                    f"Pair {int(lengths.argmax())} has {lengths.max()} {side} tokens, and a batch only {budget}: "
-                    "lower max_length, or raise the tokens per update or per device."
+                    f"Pair {int(lengths.argmax())} has {lengths.max()} {side} tokens, more than the {budget} tokens "
+                    "of a batch: lower max_length, or raise the tokens per update or per device."
                 )
         self.source_lengths, self.target_lengths = source_lengths, target_lengths
         self.source_budget, self.target_budget = source_budget, target_budget
@@ -69,7 +70,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
         self._bounds = self._part_bounds()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch, counted from 0."""
+        """Select the order of an epoch, counted from 0."""
         self.epoch = epoch
 
     @property
@@ -82,13 +83,13 @@ class TokenBudgetSampler(Sampler[list[int]]):
 
     def __iter__(self):
         parts = self.parts()
-        for place in range(len(self) * self.num_replicas):
+        for index in range(len(self) * self.num_replicas):
             part = next(parts, None)
-            if place % self.num_replicas == self.rank:
+            if index % self.num_replicas == self.rank:
                 yield [] if part is None else part.tolist()
 
     def parts(self) -> Iterator[np.ndarray]:
-        """The epoch's parts, in order, for all devices: index arrays of shape `(pairs of the part,)`."""
+        """Yield the epoch's parts of all devices, in order, as index arrays of shape `(pairs of the part,)`."""
         random = np.random.default_rng((self.seed, self.epoch))
         by_length, order = self._by_length, np.arange(len(self._bounds) - 1)
         if self.shuffle:
@@ -100,14 +101,24 @@ class TokenBudgetSampler(Sampler[list[int]]):
             yield by_length[self._bounds[part] : self._bounds[part + 1]]
 
     def _length_order(self) -> tuple[np.ndarray, np.ndarray]:
-        """All pairs in length order, those of the same lengths in data order, and where these begin and end.
+        """Sort all pairs by length, pairs of identical lengths in data order.
 
-        Lengths and row are sorted as one number: 8 bytes a pair for a moment, 4 for good, and many times as fast as
-        sorting by two keys.
+        Both lengths and the row are packed into one int64 key, which sorts many times faster than two keys. The keys
+        take 8 bytes per pair while sorting; the result takes 4.
+
+        Returns:
+            Pair indices of shape `(pairs,)`, and the bounds of the groups of two or more pairs with identical lengths,
+            of shape `(groups, 2)`.
+
+        Raises:
+            ValueError: The keys would exceed 63 bits.
         """
         count, columns = len(self.source_lengths), int(self.source_lengths.max(initial=0)) + 1
         if (int(self.target_lengths.max(initial=0)) + 1) * columns * count >= 2**63:
-            raise ValueError(f"{count} pairs of so many tokens cannot be ordered.")
+            raise ValueError(
+                f"{count} pairs of up to {self.source_lengths.max()} source and {self.target_lengths.max()} target "
+                "tokens cannot be sorted: the product of these numbers must be below 2**63."
+            )
         rows = np.int32 if count < 2**31 else np.int64
         keys = self.target_lengths.astype(np.int64)
         odd = self.target_lengths % 2 == 1
@@ -125,11 +136,12 @@ class TokenBudgetSampler(Sampler[list[int]]):
         return by_length, ties[np.diff(bounds) > 1]
 
     def _part_bounds(self) -> np.ndarray:
-        """Where the parts begin and end in length order; the same every epoch, since only ties change places."""
+        """Bounds of the parts in length order, of shape `(parts + 1,)`. They hold for every epoch, because shuffling
+        exchanges only pairs of identical lengths."""
         source, target = self.source_lengths[self._by_length], self.target_lengths[self._by_length]
         bounds = [0]
         while (start := bounds[-1]) < len(source):
-            # Target lengths only grow, so no more pairs than this can fit.
+            # Target lengths do not decrease, so this is the maximum number of pairs that can fit.
             window = slice(start, start + self.target_budget // int(target[start]))
             sizes = np.arange(1, len(source[window]) + 1)
             fits = (sizes * target[window] <= self.target_budget) & (
@@ -139,7 +151,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
         return np.array(bounds)
 
     def padding_share(self) -> float:
-        """Share of padding in the tokens of all parts, both sides together."""
+        """Fraction of padding among the tokens of all parts, both sides together."""
         starts, sizes = self._bounds[:-1], np.diff(self._bounds)
         real = padded = 0
         for side in (self.source_lengths, self.target_lengths):
@@ -149,22 +161,22 @@ class TokenBudgetSampler(Sampler[list[int]]):
 
 
 class TokenBudgetStream(IterableDataset):
-    """The batches that one device sees of pairs that are read as a stream, pass after pass without an end.
+    """Batches of one device from a stream of pairs, which is read in endless passes.
 
-    A window of pairs at a time is cut into batches as `TokenBudgetSampler` does. With `num_replicas` above 1, every
-    device reads the same stream and takes its share of each window. Devices that read streams of their own
-    (`data.share_of_stream`) each have 1 replica. As no stream ends, they make as many updates as they are asked for,
-    in step; the one with fewer pairs comes to its next pass the sooner.
+    `TokenBudgetSampler` cuts one window of pairs at a time into batches. With `num_replicas` above 1, every device
+    reads the same stream and takes its share of each window. Devices with streams of their own
+    (`data.share_of_stream`) set `num_replicas` to 1. They stay in step although their streams differ in length,
+    because no stream ends: a device with fewer pairs begins its next pass earlier.
 
     Args:
-        pairs (`datasets.IterableDataset` or `data.FilteredStream`): From `data.tokenize`; not shuffled by a buffer,
-            whose pairs `datasets` would not remember.
-        collate (`PairCollator`): Makes a batch of the pairs chosen.
-        window (`int`): Pairs to cut into batches at a time; as many are read meanwhile.
-        **budget: As for `TokenBudgetSampler`.
+        pairs (`datasets.IterableDataset` or `data.FilteredStream`): Output of `data.tokenize`, without a shuffle
+            buffer, whose content is not part of the state that `datasets` saves.
+        collate (`PairCollator`): Function that makes a batch of pairs.
+        window (`int`): Pairs per window. The next window is read in the background, so that two are in memory.
+        **budget: See `TokenBudgetSampler`.
 
     Raises:
-        ValueError: The stream is empty, or a pair alone is over a budget.
+        ValueError: The stream is empty, or a single pair exceeds a budget.
     """
 
     START = {"updates": 0, "windows": 0, "pairs": None}
@@ -175,14 +187,15 @@ class TokenBudgetStream(IterableDataset):
         self.start_at(self.START)
 
     def position(self, updates: int) -> dict:
-        """Where the window began that holds the batch after so many updates, for `start_at`; for JSON."""
-        begun = sum(position["updates"] <= updates for position in self._positions)
-        self._positions = self._positions[begun - 1 :]
+        """Start of the window that holds the batch after `updates` updates: an argument of `start_at`, serialisable
+        as JSON."""
+        windows_started = sum(position["updates"] <= updates for position in self._positions)
+        self._positions = self._positions[windows_started - 1 :]
         return self._positions[0]
 
     def start_at(self, position: dict) -> None:
-        """Begin at a window, the next time, without reading what is before it. The batches before it are empty: the
-        Trainer skips as many as it has learned from."""
+        """Start the next iteration at a window, without reading the pairs before it. Empty batches stand in for those
+        before it, because the Trainer skips as many as it has learned from."""
         self._start, self._positions = position, [dict(position)]
 
     def __iter__(self) -> Iterator[dict]:
@@ -190,7 +203,7 @@ class TokenBudgetStream(IterableDataset):
         return self._batches
 
     def close(self) -> None:
-        """End the pass that is read, as where a run is over; the stream then reports what it has dropped."""
+        """End the current pass, so that a `FilteredStream` reports the pairs it has dropped."""
         if self._batches is not None:
             self._batches.close()
 
@@ -203,21 +216,21 @@ class TokenBudgetStream(IterableDataset):
             yield skipped
         while True:
             is_empty = state is None
-            for window, behind in self._windows(state):
+            for window, state_after in self._windows(state):
                 lengths = (np.array([pair[f"{side}_length"] for pair in window]) for side in ("source", "target"))
                 sampler = TokenBudgetSampler(*lengths, **self.budget)
                 sampler.set_epoch(windows)
                 for batch in sampler:
                     yield self.collate([window[index] for index in batch])
                 updates, windows, is_empty = updates + sampler.num_updates, windows + 1, False
-                self._positions.append({"updates": updates, "windows": windows, "pairs": behind})
+                self._positions.append({"updates": updates, "windows": windows, "pairs": state_after})
             if is_empty:
                 raise ValueError("The training data is an empty stream.")
             self._positions[-1]["pairs"] = state = None  # the next pass
 
     def _windows(self, state: dict | None) -> Iterator[tuple[list[dict], dict | None]]:
-        """The windows of a pass, or of what is left of it, each with the state of the stream behind it; the next is
-        read while the model learns from one."""
+        """Yield the remaining windows of a pass, each with the state of the stream after it. A thread reads the next
+        window while the model learns from the current one."""
         self.pairs.load_state_dict(state)
         is_closed = threading.Event()
 
@@ -227,20 +240,20 @@ class TokenBudgetStream(IterableDataset):
 
         with contextlib.closing(iter(self.pairs)) as stream, ThreadPoolExecutor(1) as reader:
             try:
-                ahead = reader.submit(read)
-                while (found := ahead.result())[0]:
-                    ahead = reader.submit(read)
-                    yield found
+                pending = reader.submit(read)
+                while (window_and_state := pending.result())[0]:
+                    pending = reader.submit(read)
+                    yield window_and_state
             finally:
                 is_closed.set()
 
 
 class PairCollator:
-    """Pads tokenised pairs to a batch.
+    """Collator that pads tokenised pairs to a batch.
 
     Args:
-        pad_token_id (`int`): Fills the sources; the labels are filled with -100, which the loss ignores.
-        eos_token_id (`int`): The only token of an empty batch.
+        pad_token_id (`int`): Padding of the sources. Labels are padded with -100, which the loss ignores.
+        eos_token_id (`int`): Only token of an empty batch.
     """
 
     def __init__(self, pad_token_id: int, eos_token_id: int):
@@ -248,7 +261,8 @@ class PairCollator:
         self.eos_token_id = eos_token_id
 
     def __call__(self, pairs: list[dict]) -> dict[str, torch.Tensor]:
-        """`input_ids` and `attention_mask` of shape `(batch, source)`, `labels` of shape `(batch, target)`."""
+        """Return `input_ids` and `attention_mask` of shape `(batch, source)`, and `labels` of shape
+        `(batch, target)`."""
         if not pairs:
             end = torch.tensor([[self.eos_token_id]])
             return {"input_ids": end, "attention_mask": torch.ones_like(end), "labels": torch.full_like(end, -100)}

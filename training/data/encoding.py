@@ -1,4 +1,4 @@
-"""Sentence pairs, tokenised and filtered by length; every pair that is dropped is counted."""
+"""Tokenisation of sentence pairs and filters by length. Every dropped pair is counted."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -15,8 +15,8 @@ from .readers import DataError
 
 logger = logging.getLogger(__name__)
 
-ENCODER_VERSION = 1
-BLOCK = 2**18  # pairs whose lengths are looked at at a time
+ENCODER_VERSION = 1  # part of the cache key; increment it when the same text is encoded differently
+BLOCK = 2**18  # pairs that are filtered at a time
 TOKEN_FEATURES = Features(
     {
         "input_ids": List(Value("int32")),
@@ -30,9 +30,9 @@ TOKEN_FEATURES = Features(
 def tokenize(
     pairs: Dataset | IterableDataset, tokenizer: PreTrainedTokenizerBase, num_proc: int | None = None
 ) -> Dataset | IterableDataset:
-    """Add the columns `input_ids` and `labels` (token ids with the end token) and `source_length`, `target_length`.
+    """Add the columns `input_ids` and `labels` (token ids, end token included), `source_length` and `target_length`.
 
-    A sentence that is empty or only white space has no tokens at all, and the length 0.
+    An empty or blank sentence has no tokens and the length 0.
     """
 
     def encode(batch):
@@ -45,8 +45,8 @@ def tokenize(
 
     if isinstance(pairs, IterableDataset):
         return pairs.map(encode, batched=True)
-    # The vocabulary is the cache's key, not the tokenizer object, which also knows the folder that it was loaded from:
-    # a run that goes on from a checkpoint would otherwise tokenise all pairs again.
+    # The cache key holds the vocabulary instead of the tokenizer object, whose hash depends on the folder that it was
+    # loaded from. Otherwise a run that resumes from a checkpoint would tokenise all pairs again.
     vocabulary = tokenizer.backend_tokenizer.to_str(), tokenizer.split_special_tokens
     key = Hasher.hash((pairs._fingerprint, ENCODER_VERSION, *vocabulary))
     features = Features({**pairs.features, **TOKEN_FEATURES})
@@ -56,21 +56,22 @@ def tokenize(
 
 
 def lengths(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths in tokens, int32 of shape `(pairs,)` each, of a tokenised data set."""
+    """Source and target lengths of a tokenised data set, in tokens: two int32 arrays of shape `(pairs,)`."""
     return _column(dataset, "source_length"), _column(dataset, "target_length")
 
 
 def _column(dataset: Dataset, name: str) -> np.ndarray:
-    """A column of integers as int32, without a Python integer for each."""
-    values = _joined((chunk.to_numpy() for chunk in dataset.data.column(name).chunks), len(dataset.data))
+    """A column of integers as an int32 array, read without creating Python integers."""
+    values = _concatenate((chunk.to_numpy() for chunk in dataset.data.column(name).chunks), len(dataset.data))
     if dataset._indices is None:
         return values
-    # What is selected or filtered is a list of rows of the file.
-    return _joined((values[rows.to_numpy()] for rows in dataset._indices.column(0).chunks), len(dataset))
+    # A selected or filtered data set stores row numbers of its file.
+    return _concatenate((values[rows.to_numpy()] for rows in dataset._indices.column(0).chunks), len(dataset))
 
 
-def _joined(parts: Iterable[np.ndarray], count: int) -> np.ndarray:
-    """Arrays of `count` integers in all, one after the other, in an int32 array; `np.concatenate` would hold both."""
+def _concatenate(parts: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """Concatenate integer arrays with `count` elements in total into an int32 array, in less memory than
+    `np.concatenate`, which holds all parts and the result."""
     joined, start = np.empty(count, np.int32), 0
     for part in parts:
         joined[start : start + len(part)] = part
@@ -80,7 +81,7 @@ def _joined(parts: Iterable[np.ndarray], count: int) -> np.ndarray:
 
 @dataclass
 class FilterReport:
-    """How many pairs a filter kept, and how many it dropped for what."""
+    """Numbers of pairs that a filter read, kept, and dropped for each reason."""
 
     pairs: int = 0
     kept: int = 0
@@ -95,7 +96,7 @@ class FilterReport:
         )
 
     def count(self, source, target, max_length: float = np.inf, max_ratio: float = np.inf) -> np.ndarray:
-        """Add pairs of these lengths (arrays) to the report; whether each is kept."""
+        """Add pairs with these length arrays to the report, and return a mask of the pairs that are kept."""
         longer, shorter = np.maximum(source, target), np.minimum(source, target)
         empty = shorter == 0
         too_long = ~empty & (longer > max_length)
@@ -110,40 +111,38 @@ class FilterReport:
 def filter_by_length(
     dataset: Dataset, max_length: float = np.inf, max_ratio: float = np.inf
 ) -> tuple[Dataset, FilterReport]:
-    """Drop tokenised pairs with an empty side, too long, or with sides too different in length, and count them.
+    """Drop and count tokenised pairs that have an empty side, are too long, or differ too much in length.
 
     Args:
-        dataset (`datasets.Dataset`): From `tokenize`.
-        max_length (`float`): Tokens that either side may have, with the end token.
-        max_ratio (`float`): Largest allowed ratio of the longer side to the shorter, in tokens.
+        dataset (`datasets.Dataset`): Output of `tokenize`.
+        max_length (`float`): Maximum tokens of either side, end token included.
+        max_ratio (`float`): Maximum ratio of the longer side to the shorter, in tokens.
 
     Raises:
         DataError: No pair is left.
     """
-    report, kept = FilterReport(), np.empty(len(dataset), bool)
+    report, is_kept = FilterReport(), np.empty(len(dataset), bool)
     source, target = lengths(dataset)
     for start in range(0, len(dataset), BLOCK):
         block = slice(start, start + BLOCK)
-        kept[block] = report.count(source[block], target[block], max_length, max_ratio)
+        is_kept[block] = report.count(source[block], target[block], max_length, max_ratio)
     if not report.kept:
         raise DataError(f"No pair is left: {report}.")
     if report.kept == report.pairs:
         return dataset, report
     del source, target
-    # The rows that are kept go to the cache on disk, under a key that is made of them; `select` would hold them in
-    # memory.
+    # `filter` stores the kept rows in the cache on disk, keyed by their mask. `select` would hold them in memory.
     options = {"with_indices": True, "input_columns": [], "batched": True, "batch_size": 10_000}
-    return dataset.filter(lambda rows: kept[rows], **options, desc="Filtering"), report
+    return dataset.filter(lambda rows: is_kept[rows], **options, desc="Filtering"), report
 
 
 class FilteredStream:
-    """`filter_by_length` for a stream: counts while it is read, and logs the report after each pass, or part of one,
-    that was read.
+    """`filter_by_length` for a stream. The report is logged after each pass, also after an incomplete one.
 
     Args:
-        pairs (`datasets.IterableDataset`): From `tokenize`.
-        max_length, max_ratio (`float`): As for `filter_by_length`.
-        name (`str`): What the log calls the pairs.
+        pairs (`datasets.IterableDataset`): Output of `tokenize`.
+        max_length, max_ratio (`float`): See `filter_by_length`.
+        name (`str`): Name of the pairs in the log.
     """
 
     def __init__(
@@ -154,25 +153,25 @@ class FilteredStream:
         name: str = "the training data",
     ):
         self.pairs, self.max_length, self.max_ratio, self.name = pairs, max_length, max_ratio, name
-        self.report = FilterReport()  # of the pass that is read
+        self.report = FilterReport()  # of the current pass
 
     def __iter__(self) -> Iterator[dict]:
-        read = "Part of a pass"
+        extent = "Part of a pass"
         try:
             for pair in self.pairs:
                 source, target = (np.array([pair[f"{side}_length"]]) for side in ("source", "target"))
                 if self.report.count(source, target, self.max_length, self.max_ratio).all():
                     yield pair
-            read = "A pass"
+            extent = "A pass"
         finally:
-            logger.info("%s over %s: %s.", read, self.name, self.report)
+            logger.info("%s over %s: %s.", extent, self.name, self.report)
 
     def state_dict(self) -> dict:
-        """Where the pass is, behind the pair that was given last, and what it has counted; for JSON."""
+        """Position after the last pair that was yielded, and the counts so far, as JSON-serialisable values."""
         return {"pairs": self.pairs.state_dict(), "report": asdict(self.report)}
 
     def load_state_dict(self, state: dict | None) -> None:
-        """The next pass begins where another was; at the start, if `None`."""
+        """Start the next pass at a saved position, or at the beginning if `state` is `None`."""
         self.pairs.load_state_dict(None if state is None else state["pairs"])
         self.report = FilterReport(**({} if state is None else state["report"]))
 
@@ -180,11 +179,13 @@ class FilteredStream:
 def share_of_stream(
     pairs: IterableDataset | FilteredStream, rank: int, count: int
 ) -> IterableDataset | FilteredStream | None:
-    """The shards of a stream that device `rank` of `count` reads, the same number for all, each by one device alone.
+    """Split a stream by shards between devices, and return the share of device `rank` of `count`.
+
+    All devices read the same number of shards, and no shard is read twice. Each file of a data set on the Hub is a
+    shard. Local files are one shard together.
 
     Returns:
-        A stream, or `None` where the number of shards cannot be divided by `count`. Files of one's own are one shard;
-        of a data set of the Hub, each file is one.
+        A stream, or `None` where the number of shards is not divisible by `count`.
     """
     stream = pairs.pairs if isinstance(pairs, FilteredStream) else pairs
     if stream.num_shards % count:

@@ -1,4 +1,4 @@
-"""Sentence pairs as a `datasets.Dataset` with the text columns `source` and `target`, from files or from the Hub."""
+"""Sentence pairs from files or from the Hub, as a `datasets.Dataset` with the text columns `source` and `target`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from datasets.exceptions import DatasetGenerationError
 from .readers import DataError, check_file, read_pairs
 
 
-# Parts of the caches' keys: to be raised when the same file would be read, or the same text encoded, differently.
+# Part of the cache key. Increment it when the reader yields different pairs for the same file.
 READER_VERSION = 1
 TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 
@@ -17,29 +17,30 @@ TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 def load_pairs(
     files: list[str], source_lang: str, target_lang: str, drop_empty: bool = False, streaming: bool = False
 ) -> Dataset | IterableDataset:
-    """Sentence pairs from files.
+    """Load sentence pairs from files.
 
     Args:
-        files (`list[str]`): Two parallel text files, source first (a sentence a line, `\\n` alone ends a line), or one
-            `.tsv` (source, tab, target), `.jsonl` or `.parquet` file in the layout of WMT on the Hub,
-            `{"translation": {"en": ..., "de": ...}}`, or with one column a language. Text files may be gzipped.
-        source_lang, target_lang (`str`): Language codes, to find the columns.
-        drop_empty (`bool`): Let pairs with an empty side through, for `filter_by_length` to drop and count.
-        streaming (`bool`): Read and check the pairs only as they are asked for.
+        files (`list[str]`): Two parallel text files, source first, with one sentence per line; or one `.tsv` file
+            (source, tab, target); or one `.jsonl` or `.parquet` file, either in the layout of WMT on the Hub,
+            `{"translation": {"en": ..., "de": ...}}`, or with one column per language. Text files may be gzipped.
+        source_lang, target_lang (`str`): Language codes that name the columns.
+        drop_empty (`bool`): Keep pairs with an empty side, which `filter_by_length` then drops and counts. Otherwise
+            they are an error.
+        streaming (`bool`): Read and check the pairs lazily.
 
     Returns:
         `datasets.Dataset` (or `IterableDataset`) with the columns `source` and `target`.
 
     Raises:
-        DataError: Unequal numbers of lines, an empty line or file, bytes that are not UTF-8, broken JSON, a missing
-            column; the message names file and line.
-        OSError: No such file, no permission, or no regular file: files are read more than once.
+        DataError: Unequal numbers of lines, an empty line or file, bytes that are not UTF-8, invalid JSON, or a
+            missing column. The message names the file and the line.
+        OSError: A file does not exist, is not readable, or is not a regular file. Files are read more than once.
     """
     if len(files) not in (1, 2):
         raise DataError(f"Expected two parallel text files or one file of pairs, got {len(files)}: {files}.")
     for file in files:
         check_file(file)
-    # Size and time of change are part of the cache's key, so that a changed file is read again.
+    # Size and modification time are part of the cache key, so that a changed file is read again.
     stamps = tuple((str(Path(f).resolve()), Path(f).stat().st_size, Path(f).stat().st_mtime_ns) for f in files)
     kwargs = {"files": tuple(files), "langs": (source_lang, target_lang), "stamps": (READER_VERSION, *stamps)}
     kwargs = {"gen_kwargs": {**kwargs, "drop_empty": drop_empty}, "features": TEXT_FEATURES}
@@ -48,7 +49,7 @@ def load_pairs(
     try:
         pairs = Dataset.from_generator(_checked_rows, **kwargs)
     except DatasetGenerationError as error:
-        if isinstance(error.__cause__, (DataError, OSError)):  # OSError: no permission, or no space for the cache
+        if isinstance(error.__cause__, (DataError, OSError)):  # OSError: no permission, or no disk space for the cache
             raise error.__cause__ from None
         raise
     if not len(pairs):
@@ -65,17 +66,17 @@ def load_hub_pairs(
     streaming: bool = False,
     num_proc: int | None = None,
 ) -> Dataset | IterableDataset:
-    """Sentence pairs of a data set of the Hub, in the `translation: {en, de}` layout of `wmt14` or with one column a
-    language. Pairs with an empty side stay, for `filter_by_length` to drop and count.
+    """Load sentence pairs from a data set on the Hub, in the `translation: {en, de}` layout of `wmt14` or with one
+    column per language. Pairs with an empty side are kept, and `filter_by_length` drops and counts them.
 
     Args:
-        name, config, split (`str`): As for `datasets.load_dataset`.
-        source_lang, target_lang (`str`): Language codes, to find the columns.
-        streaming (`bool`): Download the pairs only as they are asked for.
-        num_proc (`int`, *optional*): Processes that read.
+        name, config, split (`str`): See `datasets.load_dataset`.
+        source_lang, target_lang (`str`): Language codes that name the columns.
+        streaming (`bool`): Download the pairs lazily.
+        num_proc (`int`, *optional*): Number of reading processes.
 
     Raises:
-        DataError: The data set has no such language.
+        DataError: The data set lacks one of the languages.
     """
     dataset = load_dataset(name, config, split=split, streaming=streaming)
     nested = dataset.features.get("translation")
@@ -98,7 +99,7 @@ def load_hub_pairs(
 
 
 def _checked_rows(files, langs, stamps, drop_empty) -> Iterator[dict[str, str]]:
-    """Rows for `from_generator`; an empty side is an error unless empty pairs are to be dropped later."""
+    """Yield rows for `from_generator`. An empty side is an error unless `drop_empty` is set."""
     for place, source, target in read_pairs(files, langs):
         empty = next((lang for lang, text in zip(langs, (source, target)) if not text.strip()), None)
         if empty is not None and not drop_empty:

@@ -1,4 +1,4 @@
-"""Files of sentence pairs and of single sentences, read line by line; errors name file and line."""
+"""Readers of files of sentence pairs and of single sentences. Errors name the file and the line."""
 
 import contextlib
 import gzip
@@ -16,18 +16,18 @@ from typing import BinaryIO
 
 
 class DataError(ValueError):
-    """Data that cannot be used as it is; the message names file and line."""
+    """Unusable data. The message names the file and the line."""
 
 
-LONGEST_LINE = 2**24  # bytes, with the end; what is longer is no text, and would fill the memory
+LONGEST_LINE = 2**24  # bytes, line end included; a longer line is not text and would fill the memory
 
 
 def check_file(file: str, stream: bool = False) -> None:
-    """Raises OSError unless `file` can be read.
+    """Raise OSError unless `file` can be read.
 
     Args:
         file (`str`): Path.
-        stream (`bool`): It is read once, from its beginning to its end: a pipe or a device will do.
+        stream (`bool`): Also accept a pipe or a device, for a file that is read only once and in order.
     """
     try:
         mode = os.stat(file).st_mode
@@ -35,17 +35,21 @@ def check_file(file: str, stream: bool = False) -> None:
             open(file, "rb").close()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{file}: no such file.") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte is in no path
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = error.strerror if isinstance(error, OSError) else error
         raise OSError(f"{file}: cannot be read: {reason}.") from error
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(f"{file}: is a folder, not a file.")
     if not stat.S_ISREG(mode) and not stream:
-        raise OSError(f"{file}: expected a regular file, as it is read more than once; found a pipe or a device.")
+        raise OSError(f"{file}: expected a regular file, because it is read more than once; found a pipe or a device.")
 
 
 def read_pairs(files, langs) -> Iterator[tuple[str, str, str]]:
-    """Triples of place ("file:line"), source and target."""
+    """Yield triples of position ("file:line"), source and target.
+
+    Raises:
+        DataError: A file is malformed, or the two files have different numbers of lines.
+    """
     if len(files) == 2:
         yield from _read_parallel(*files)
         return
@@ -59,13 +63,13 @@ def read_pairs(files, langs) -> Iterator[tuple[str, str, str]]:
 
 
 def read_lines(file: str) -> Iterator[str]:
-    """The lines of a text file, plain or gzipped, without their ends; only `\\n` (or `\\r\\n`) ends a line.
+    """Yield the lines of a text file, plain or gzipped, without their line ends. Only `\\n` or `\\r\\n` ends a line.
 
     Args:
-        file (`str`): Path; `-` is the standard input.
+        file (`str`): Path, or `-` for standard input.
 
     Raises:
-        DataError: A line is not UTF-8 or longer than `LONGEST_LINE`, or a gzip file is cut off or damaged.
+        DataError: A line is not UTF-8 or is longer than `LONGEST_LINE`, or a gzip file is truncated or damaged.
     """
     name, number = "standard input" if file == "-" else file, 1
     with _open(file) as stream:
@@ -74,7 +78,7 @@ def read_lines(file: str) -> Iterator[str]:
                 if len(line) > LONGEST_LINE:
                     raise DataError(f"{name}:{number}: the line has more than {LONGEST_LINE:,} bytes; is it text?")
                 text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-                yield text.removeprefix("\ufeff") if number == 1 else text  # a byte order mark is no text
+                yield text.removeprefix("\ufeff") if number == 1 else text  # drop the byte order mark
                 number += 1
         except UnicodeDecodeError as error:
             bad = error.object[error.start]
@@ -95,7 +99,9 @@ def _read_parallel(source_file: str, target_file: str) -> Iterator[tuple[str, st
         if source is None or target is None:
             short, long = (source_file, target_file) if source is None else (target_file, source_file)
             total = sum(1 for _ in read_lines(long))
-            raise DataError(f"{short} has {number - 1} lines, {long} has {total}: line {number} has no counterpart.")
+            raise DataError(
+                f"{short} has {number - 1} lines, and {long} has {total}: line {number} has no counterpart."
+            )
         empty_file = source_file if not source.strip() else target_file
         yield f"{empty_file}:{number}", source, target
     if number == 0:
@@ -121,7 +127,7 @@ def _read_jsonl(file: str, langs) -> Iterator[tuple[str, str, str]]:
         place = f"{file}:{number}"
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also for an integer of too many digits
+        except (ValueError, RecursionError) as error:  # ValueError: also an integer with too many digits
             raise DataError(f"{place}: not a JSON object: {error}") from error
         yield place, *_sides(row, langs, place)
     if number == 0:
@@ -142,14 +148,14 @@ def _read_parquet(file: str, langs) -> Iterator[tuple[str, str, str]]:
     except DataError:
         raise
     except (ArrowException, ValueError, OverflowError, OSError) as error:  # ValueError: text that is not UTF-8
-        what = "not a Parquet file" if number == 0 else f"damaged behind row {number}"
-        raise DataError(f"{file}: {what}, or one that cannot be read: {' '.join(str(error).split())}") from error
+        extent = "as a Parquet file" if number == 0 else f"after row {number}"
+        raise DataError(f"{file}: cannot be read {extent}: {' '.join(str(error).split())}") from error
     if number == 0:
         raise DataError(f"{file}: no rows.")
 
 
 def _columns(names: list[str], langs, file: str) -> list[str]:
-    """Those of a file's columns that hold the text; the others may be of any type."""
+    """Names of the columns that hold the text. The other columns may have any type."""
     if "translation" in names:
         return ["translation"]
     if missing := [lang for lang in langs if lang not in names]:
@@ -175,44 +181,46 @@ def _sides(row, langs, place: str) -> tuple[str, str]:
             raise DataError(f"{place}: column {lang!r} is not text: {_shown(text)}.")
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise DataError(
-                f"{place}: column {lang!r} holds half a surrogate pair, which no text does: {_shown(text)}."
+                f"{place}: column {lang!r} holds half a surrogate pair, which is not valid text: {_shown(text)}."
             )
     return columns[langs[0]], columns[langs[1]]
 
 
 def _listed(names) -> str:
-    """The first names of columns, none of them long."""
+    """The first ten column names, each cut to 40 characters, for a message."""
     shown = [f"{name:.40}" for name in list(names)[:10]]
     return ", ".join(shown + ["..."] * (len(names) > 10)) or "none"
 
 
 def _shown(value) -> str:
-    """The beginning of any value: `repr` fails on what is too deep or has too many digits."""
+    """The beginning of a value, for a message. Plain `repr` fails on deep nesting and on very long integers."""
     return f"{reprlib.repr(value):.60}"
 
 
 def read_parallel(hypotheses: str, references: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Translations, and for each the list of its references.
+    """Read translations and, for each of them, the list of its references.
 
     Raises:
-        DataError: A file is empty or broken, or the files have different numbers of lines.
-        FileNotFoundError: No such file.
+        DataError: A file is empty or malformed, or the files have different numbers of lines.
+        FileNotFoundError: A file does not exist.
     """
     first, *others = read_columns([hypotheses, *references])
     return first, [list(group) for group in zip(*others)]
 
 
 def read_columns(files: list[str]) -> list[list[str]]:
+    """Read the lines of parallel files, one list per file. Raises as `read_parallel`."""
     columns: list[list[str]] = []
     for file in files:
         check_file(file, stream=True)
         columns.append(list(read_lines(file)))
-        own, first = len(columns[-1]), len(columns[0])
-        if not own:
+        num_lines, first_lines = len(columns[-1]), len(columns[0])
+        if not num_lines:
             raise DataError(f"{file}: empty file.")
-        if own != first:
+        if num_lines != first_lines:
+            longer = file if num_lines > first_lines else files[0]
             raise DataError(
-                f"{files[0]} has {first} lines, {file} has {own}: "
-                f"{file if own > first else files[0]}:{min(own, first) + 1} has no counterpart."
+                f"{files[0]} has {first_lines} lines, and {file} has {num_lines}: "
+                f"{longer}:{min(num_lines, first_lines) + 1} has no counterpart."
             )
     return columns

@@ -1,4 +1,4 @@
-"""Attention of a model over a sentence and its translation, as numbers, picture and page."""
+"""Attention weights over a sentence and its translation, as tensors, as a picture, and as an HTML page."""
 
 import contextlib
 import json
@@ -16,14 +16,14 @@ from .translation import translate
 
 
 TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
-# The weights of all layers and heads, as numbers of 4 bytes in memory and of up to 7 in a page ("0.1234,").
-MOST_NUMBERS, BYTES_IN_MEMORY, BYTES_IN_A_PAGE = 15_000_000, 4, 7
-MOST_PIXELS, MOST_PIXELS_OF_A_SIDE, DPI = 100_000_000, 65_000, 150  # of a picture; matplotlib draws 65,535
+# Limit of the weights of all layers and heads. A weight takes 4 bytes in memory and up to 7 in a page ("0.1234,").
+MAX_WEIGHTS, BYTES_IN_MEMORY, BYTES_IN_PAGE = 15_000_000, 4, 7
+MAX_PIXELS, MAX_SIDE, DPI = 100_000_000, 65_000, 150  # size of a picture; matplotlib's own limit per side is 65,535
 
 
 @contextlib.contextmanager
 def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model computes attention in the form that returns its weights, for as long as this lasts."""
+    """Context in which the model computes attention eagerly, the implementation that returns the weights."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -33,10 +33,10 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_number(name: str, number: int, highest: int) -> int:
-    """`number`, of a layer or a head, which are counted from 1.
+    """Return the number of a layer or head, counted from 1, if it is valid.
 
     Raises:
-        ValueError: There is none of that number.
+        ValueError: The number is below 1 or above `highest`.
     """
     if not 1 <= number <= highest:
         raise ValueError(f"{name} must be from 1 to {highest}, got {number}.")
@@ -45,15 +45,15 @@ def check_number(name: str, number: int, highest: int) -> int:
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of a model over a sentence and its translation.
+    """Attention weights of a model over a sentence and its translation.
 
     Attributes:
-        source, target (`str`): The texts.
-        source_tokens (`list[str]`): What the encoder reads, end token included, as `token_labels` writes it.
-        read_tokens (`list[str]`): What the decoder reads: the start token, and the target without its end token.
-        written_tokens (`list[str]`): What it is to write after each: the target with its end token.
-        weights (`dict[str, torch.Tensor]`): By kind, `(layers, heads, tokens that attend, tokens attended to)`,
-            float32: "encoder" from source to source, "decoder" from read to read, "cross" from read to source.
+        source, target (`str`): Raw texts.
+        source_tokens (`list[str]`): Encoder input, end token included, in the form of `token_labels`.
+        read_tokens (`list[str]`): Decoder input: the start token, then the target without its end token.
+        written_tokens (`list[str]`): Decoder output for each of these: the target with its end token.
+        weights (`dict[str, torch.Tensor]`): Weights by kind, float32 of shape `(layers, heads, queries, keys)`:
+            "encoder" from source to source, "decoder" from read to read tokens, "cross" from read tokens to source.
     """
 
     source: str
@@ -64,21 +64,21 @@ class Attention:
     weights: dict[str, torch.Tensor]
 
     def tokens(self, kind: str) -> tuple[list[str], list[str]]:
-        """Those that attend, and those attended to."""
+        """Query tokens and key tokens of a kind of attention."""
         rows = self.source_tokens if kind == "encoder" else self.read_tokens
         return rows, self.read_tokens if kind == "decoder" else self.source_tokens
 
     def select(self, kind: str, layer: int | None, head: int | str) -> tuple[int, torch.Tensor]:
-        """The number of a layer, and the attention of one, all or the mean of its heads.
+        """Select a layer, and one head, all heads, or the mean of the heads.
 
         Args:
             kind (`str`): "encoder", "decoder" or "cross".
-            layer (`int`, *optional*): Counted from 1; the last when not given.
-            head (`int` or `str`): Counted from 1; "mean", or "all".
+            layer (`int`, *optional*): Layer, counted from 1; defaults to the last one.
+            head (`int` or `str`): Head, counted from 1, or "mean" or "all".
 
         Returns:
-            `tuple[int, torch.Tensor]`: Of shape `(heads, tokens that attend, tokens attended to)`, where `heads` is 1
-            unless all are wanted.
+            `tuple[int, torch.Tensor]`: Number of the layer, and its weights of shape `(heads, queries, keys)`, where
+            `heads` is 1 unless `head` is "all".
 
         Raises:
             ValueError: There is no such kind, layer or head.
@@ -98,16 +98,16 @@ class Attention:
 
 
 def token_labels(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """The tokens of a text, in a form to read.
+    """Readable labels of the tokens of a text.
 
-    A token that goes on with the word before it begins with a middle dot; white space is "␣"; a token that is a part
-    of a character, some of its bytes, is that character with the number of the part.
+    A token that continues a word begins with a middle dot. White space is "␣". A token that holds only some of the
+    bytes of a character is labelled with that character and the number of the part.
 
     >>> token_labels(tokenizer, "ein Schneemobil  日")
     ['ein', 'Schnee', '·mobil', '␣', '␣', '日₁', '·日₂', '·日₃', '</s>']
     """
     encoding = tokenizer(text, return_offsets_mapping=True)
-    anchor = tokenizer("a", add_special_tokens=False)["input_ids"]  # behind it, no leading space is taken away
+    anchor = tokenizer("a", add_special_tokens=False)["input_ids"]  # a token after it keeps its leading space
     before = len(tokenizer.decode(anchor))
     labels, part, reached = [], 0, 0
     for token, (start, end), sequence in zip(
@@ -117,41 +117,41 @@ def token_labels(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
             labels.append(tokenizer.convert_ids_to_tokens(token))
             continue
         piece = tokenizer.decode([*anchor, token])[before:]
-        goes_on = "" if piece[:1].isspace() or labels[-1:] == ["␣"] else "·"
+        continuation = "" if piece[:1].isspace() or labels[-1:] == ["␣"] else "·"
         if "\ufffd" in piece and "\ufffd" not in text[start:end]:
             part = part + 1 if start < reached else 1
             reached = end
             piece = text[start:end].strip() + "".join(chr(ord("₀") + int(digit)) for digit in str(part))
-        labels.append(goes_on + piece.strip() if piece.strip() else "␣")
+        labels.append(continuation + piece.strip() if piece.strip() else "␣")
     return labels
 
 
 def check_size(config: PreTrainedConfig, source: int, target: int) -> None:
-    """Whether the attention over a sentence and its translation can be held and shown, before it is computed.
+    """Check that the attention over a sentence and its translation is small enough to store and to show.
 
     Args:
-        config (`PreTrainedConfig`): Of the model.
-        source, target (`int`): Tokens of the two.
+        config (`PreTrainedConfig`): Configuration of the model.
+        source, target (`int`): Numbers of tokens.
 
     Raises:
-        ValueError: It has more than `MOST_NUMBERS` numbers; the message says how large it would be.
+        ValueError: There would be more than `MAX_WEIGHTS` weights. The message gives their size.
     """
     encoder, decoder = config.encoder_layers * source**2, config.decoder_layers * target * (target + source)
-    numbers = (encoder + decoder) * config.num_heads
-    if numbers <= MOST_NUMBERS:
+    num_weights = (encoder + decoder) * config.num_heads
+    if num_weights <= MAX_WEIGHTS:
         return
-    memory, page, most = (
+    memory, page, max_page = (
         f"{count * size / 1e6:,.0f} MB"
         for count, size in (
-            (numbers, BYTES_IN_MEMORY),
-            (numbers, BYTES_IN_A_PAGE),
-            (MOST_NUMBERS, BYTES_IN_A_PAGE),
+            (num_weights, BYTES_IN_MEMORY),
+            (num_weights, BYTES_IN_PAGE),
+            (MAX_WEIGHTS, BYTES_IN_PAGE),
         )
     )
     raise ValueError(
-        f"The attention between {source:,} tokens of source and {target:,} of target, in {config.num_heads} heads of "
+        f"The attention over {source:,} source tokens and {target:,} target tokens, with {config.num_heads} heads in "
         f"{config.encoder_layers} + {config.decoder_layers} layers, takes {memory} of memory and a page of up to "
-        f"{page}; a page may have {most}. Look at a shorter text."
+        f"{page}. The limit for a page is {max_page}: use a shorter text."
     )
 
 
@@ -159,22 +159,22 @@ def check_size(config: PreTrainedConfig, source: int, target: int) -> None:
 def attention_maps(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, target: str | None = None
 ) -> Attention:
-    """What every token of a sentence and its translation attends to.
+    """Compute the attention weights over a sentence and its translation.
 
     Args:
-        model (`PreTrainedModel`): In evaluation mode.
-        tokenizer (`PreTrainedTokenizerBase`): Of the same checkpoint, a fast one.
+        model (`PreTrainedModel`): Model in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`): Fast tokenizer of the same checkpoint.
         source (`str`): Raw text.
-        target (`str`, *optional*): Its translation; the model's own when not given.
+        target (`str`, *optional*): Translation of the source; defaults to the model's own.
 
     Raises:
-        ValueError: `source` is empty, the texts are too long (see `check_size`), the tokenizer does not tell which
-            characters a token stands for, or the attention is not finite.
+        ValueError: `source` is empty, the texts are too long (see `check_size`), the tokenizer has no character
+            offsets, or the attention is not finite.
     """
     if not source.strip():
         raise ValueError("The source is empty.")
     if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} does not tell which characters a token stands for.")
+        raise ValueError(f"{type(tokenizer).__name__} has no character offsets: expected a fast tokenizer.")
     inputs = tokenizer(source, return_tensors="pt").to(model.device)
     check_size(model.config, inputs["input_ids"].shape[1], 1)  # before a long text is translated
     if target is None:
@@ -187,7 +187,9 @@ def attention_maps(
     by_kind = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
     weights = {kind: torch.cat(layers).float().cpu() for kind, layers in zip(TITLES, by_kind)}
     if broken := [kind for kind, numbers in weights.items() if not numbers.isfinite().all()]:
-        raise ValueError(f"The {TITLES[broken[0]]} has numbers that are not finite: the weights are broken.")
+        raise ValueError(
+            f"The {TITLES[broken[0]]} has values that are not finite: the weights of the model are broken."
+        )
     written = token_labels(tokenizer, target)
     return Attention(
         source=source,
@@ -202,12 +204,12 @@ def attention_maps(
 def draw_attention(
     attention: Attention, output: str, kind: str = "cross", layer: int | None = None, head: int | str = "mean"
 ) -> None:
-    """Write a picture of one layer: a heat map of one head or of the mean, or a grid of all heads.
+    """Draw one layer as a heat map of one head or of the mean of the heads, or as a grid of all heads.
 
     Args:
-        attention (`Attention`): From `attention_maps`.
-        output (`str`): Picture to write; the ending chooses the format.
-        kind, layer, head: As for `Attention.select`.
+        attention (`Attention`): Output of `attention_maps`.
+        output (`str`): Picture to write. The suffix selects the format.
+        kind, layer, head: See `Attention.select`.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -220,27 +222,27 @@ def draw_attention(
 
     layer, maps = attention.select(kind, layer, head)
     rows, columns = attention.tokens(kind)
-    which = {"mean": ", mean of the heads", "all": ""}.get(head, f", head {head}")
-    title = f"{TITLES[kind]}, layer {layer}{which}"
+    head_title = {"mean": ", mean of the heads", "all": ""}.get(head, f", head {head}")
+    title = f"{TITLES[kind]}, layer {layer}{head_title}"
     across = math.ceil(math.sqrt(len(maps)))
     down = math.ceil(len(maps) / across)
-    # In inches: a cell, a letter, and room for a title or the scale.
+    # Size in inches: 0.24 per cell, 0.07 per letter of the longest label, and room for the titles and the colour bar.
     width, height = (
         0.24 * len(tokens) + 0.07 * max(map(len, labels)) for tokens, labels in ((columns, rows), (rows, columns))
     )
     size = width * across + 1, (height + 0.3) * down + 0.3
     across_pixels, down_pixels = (round(inches * DPI) for inches in size)
-    if across_pixels * down_pixels > MOST_PIXELS or max(across_pixels, down_pixels) > MOST_PIXELS_OF_A_SIDE:
+    if across_pixels * down_pixels > MAX_PIXELS or max(across_pixels, down_pixels) > MAX_SIDE:
         raise ValueError(
             f"A picture of {len(rows):,} by {len(columns):,} tokens has {across_pixels:,} x {down_pixels:,} pixels, "
-            f"{across_pixels * down_pixels * 4 / 1e6:,.0f} MB; it may have {MOST_PIXELS * 4 / 1e6:,.0f} MB, and "
-            f"{MOST_PIXELS_OF_A_SIDE:,} pixels on a side. Look at a shorter text, at one head, or at a page (.html)."
+            f"{across_pixels * down_pixels * 4 / 1e6:,.0f} MB. The limits are {MAX_PIXELS * 4 / 1e6:,.0f} MB and "
+            f"{MAX_SIDE:,} pixels per side: use a shorter text, a single head, or a page (.html)."
         )
     figure = Figure(figsize=size, layout="constrained")
     grid = list(figure.subplots(down, across, squeeze=False).flat)
     for number, (axes, weights) in enumerate(zip(grid, maps), start=1):
         image = axes.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=maps.max().item())
-        # "$" is a dollar, not the start of a formula.
+        # Without parsing, "$" is a dollar sign rather than the start of a formula.
         axes.set_xticks(range(len(columns)), columns, parse_math=False, rotation=90)
         axes.set_yticks(range(len(rows)), rows, parse_math=False)
         axes.tick_params(length=0, labelsize=8)
@@ -259,14 +261,14 @@ def draw_attention(
 def attention_page(
     attention: Attention, kind: str = "cross", layer: int | None = None, head: int | str = "mean"
 ) -> str:
-    """A page for the browser, HTML that needs nothing from elsewhere, to look through all kinds, layers and heads.
+    """Render a self-contained HTML page with all kinds, layers and heads.
 
     Args:
-        attention (`Attention`): From `attention_maps`.
-        kind, layer, head: What the page shows first, as for `Attention.select`; one head, or the mean.
+        attention (`Attention`): Output of `attention_maps`.
+        kind, layer, head: Initial selection, see `Attention.select`. `head` must not be "all".
 
     Raises:
-        ValueError: There is no such kind, layer or head, or all heads are asked for.
+        ValueError: There is no such kind, layer or head, or `head` is "all".
     """
     if head == "all":
         raise ValueError('A page shows one head at a time: head must be a number or "mean", got "all".')
@@ -292,7 +294,7 @@ def attention_page(
         },
         "shown": {"kind": kind, "layer": layer - 1, "head": None if head == "mean" else head - 1},
     }
-    # Without "<", no text can end the script element or open a comment in it.
+    # Escape "<", so that no text can end the script element or open a comment in it.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     template = (resources.files(__package__) / "attention.html").read_text(encoding="utf-8")
     return template.replace("__DATA__", text, 1)

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint's files before and after a library reads them; every error names the file."""
+"""Checks of a checkpoint's files, before and after a library reads them. Every error names the file."""
 
 import contextlib
 import json
@@ -29,29 +29,30 @@ TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "adde
 ADAPTER = "adapter_config.json"
 TRUST = "--trust-remote-code"
 
-BYTES = 4  # of a weight in float32
-BYTES_OF_A_LAYER = 50_000  # of Python objects, beside its weights; measured
-FEW = 10_000_000  # parameters, which are built in no time
-MOST_SURPLUS = 10  # a model as many times as large as its weights is not built to find out which are missing
-MOST_NAMES = 3  # in a message
-MOST_TEXT = 400  # characters of a library's message
+BYTES_PER_WEIGHT = 4  # float32
+BYTES_PER_LAYER = 50_000  # Python objects of a layer, beside its weights; measured
+# A model with more parameters than both limits is not built only to find out which of its weights are missing.
+MAX_SMALL_PARAMETERS = 10_000_000
+MAX_SURPLUS_RATIO = 10  # of the parameters of the model to the stored ones
+MAX_NAMES = 3  # in a message
+MAX_CHARACTERS = 400  # of a library's message
 SELF_EXPLAINING = (ValueError, OSError, SafetensorError, StrictDataclassError)
 
 
 @contextlib.contextmanager
 def naming(place: str | Path, foreign_code: bool = True) -> Iterator[None]:
-    """Turn whatever a library raises on reading a broken file into an error of one line that names the file.
+    """Context that turns any exception of a library into a one-line error that names the file.
 
-    Broken files make `transformers` raise TypeError, KeyError, AttributeError and others from deep inside, so every
-    Exception counts. Its type stands in the message where the text alone would not explain it.
+    All exceptions are caught, because malformed files make `transformers` raise TypeError, KeyError, AttributeError
+    and others. The message includes the type of an exception that its text alone would not explain.
 
     Args:
-        place (`str` or `Path`): The file, or the checkpoint.
-        foreign_code (`bool`): Whether the option that allows foreign code would help where such code was refused.
+        place (`str` or `Path`): File or checkpoint to name.
+        foreign_code (`bool`): Suggest `--trust-remote-code` if foreign code was refused.
 
     Raises:
-        OSError: A library raised one.
-        ValueError: A library raised anything else; foreign code that was refused is named as such.
+        OSError: The library raised an OSError.
+        ValueError: The library raised anything else, or refused foreign code.
     """
     try:
         yield
@@ -61,22 +62,25 @@ def naming(place: str | Path, foreign_code: bool = True) -> Iterator[None]:
             raise ValueError(refusal(place)) from error
         if not isinstance(error, SELF_EXPLAINING):
             text = f"{type(error).__name__}: {text}"
-        if len(text) > MOST_TEXT and type(error) is not ValueError:
-            text = f"{text[:MOST_TEXT]}..."
+        if len(text) > MAX_CHARACTERS and type(error) is not ValueError:
+            text = f"{text[:MAX_CHARACTERS]}..."
         text = text if str(place) in text else f"{place}: {text}"
         raise (OSError if isinstance(error, OSError) else ValueError)(text) from error
 
 
 def refusal(place: str | Path) -> str:
-    """The message about foreign code."""
-    return f"{place}: this checkpoint needs Python code of its own, which was not run. {TRUST} runs it: read it first."
+    """Message about foreign code that was not run."""
+    return (
+        f"{place}: this checkpoint needs Python code of its own, which was not run. Read that code before you allow "
+        f"it with {TRUST}."
+    )
 
 
 def read_object(path: Path) -> dict:
-    """The JSON object in a file.
+    """Read a JSON object from a file.
 
     Raises:
-        ValueError: It holds something else, or a number that JSON does not have; the message names the field.
+        ValueError: The file does not hold a JSON object, or a field is NaN or infinite. The message names the field.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -84,65 +88,69 @@ def read_object(path: Path) -> dict:
         raise ValueError(f"{path}: expected JSON, found: {error}.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, found {_shown(content)}.")
-    if (field := next(_not_finite(content), None)) is not None:
+    if (field := next(_non_finite_fields(content), None)) is not None:
         raise ValueError(f"{path}: {field[0]}: expected a finite number, found {field[1]}.")
     return content
 
 
-def _not_finite(content: dict | list, path: str = "") -> Iterator[tuple[str, float]]:
-    """Fields whose value is NaN or infinite; the depth is that of the parser, which is limited."""
+def _non_finite_fields(content: dict | list, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the dotted names and values of fields that are NaN or infinite. The JSON parser limits the recursion."""
     for name, value in content.items() if isinstance(content, dict) else enumerate(content):
         if isinstance(value, dict | list):
-            yield from _not_finite(value, f"{path}{name}.")
+            yield from _non_finite_fields(value, f"{path}{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"{path}{name}", value
 
 
 def _shown(value) -> str:
+    """The first 60 characters of a value as JSON, for a message."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def check_folder(folder: Path, trust_remote_code: bool = False, ours: bool = False) -> None:
-    """Check the files of a checkpoint that are there, before anything is built from them.
+    """Check the files of a checkpoint before anything is built from them. Missing files are skipped, except
+    `config.json`.
 
     Args:
-        folder (`Path`): Of the checkpoint.
-        trust_remote_code (`bool`): Whether kernels that the configuration names may be downloaded and run.
-        ours (`bool`): Whether it must be a model of this project.
+        folder (`Path`): Checkpoint folder.
+        trust_remote_code (`bool`): Allow the configuration to name kernels, which are downloaded and run.
+        ours (`bool`): Require a model of this project.
 
     Raises:
         FileNotFoundError: There is no `config.json`.
-        ValueError: A file is broken, a field has a wrong value, or the model needs more memory than there is.
+        ValueError: A file is malformed, a field has an invalid value, or the model exceeds the available memory.
     """
     if (folder / ADAPTER).is_file():
-        raise ValueError(f"{folder} holds an adapter, not a model's weights: name a folder with the merged weights.")
+        raise ValueError(f"{folder} holds an adapter, not a model's weights: expected a folder with merged weights.")
     if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"{folder}: no checkpoint, there is no {CONFIG} in it.")
+        raise FileNotFoundError(f"{folder}: not a checkpoint: there is no {CONFIG}.")
     config = read_config(folder / CONFIG, trust_remote_code, ours)
     if (folder / GENERATION).is_file():
         check_generation(folder / GENERATION, config)
     check_tokenizer_files(folder)
     stored = sum(count_stored(path) for path in weight_files(folder).values() if path.suffix == ".safetensors")
-    if config is not None and stored and (described := count_parameters(config)) > max(MOST_SURPLUS * stored, FEW):
+    if config is None or not stored:
+        return
+    if (described := count_parameters(config)) > max(MAX_SURPLUS_RATIO * stored, MAX_SMALL_PARAMETERS):
         raise ValueError(
-            f"{folder}: the weights do not fit the model: {CONFIG} describes {described:,} parameters, and {stored:,} "
-            "are stored."
+            f"{folder}: the weights do not fit the model: {CONFIG} describes {described:,} parameters, but only "
+            f"{stored:,} are stored."
         )
 
 
 def count_stored(path: Path) -> int:
-    """Elements of all tensors in a safetensors file, by its header.
+    """Count the elements of all tensors in a safetensors file, from its header.
 
     Raises:
-        ValueError: The file is broken.
+        ValueError: The file is malformed.
     """
     with naming(path), safe_open(path, "pt") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118, no mapping
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118, not a mapping
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raises ValueError for a broken file of a tokenizer; none need be there."""
+    """Raise ValueError for a malformed tokenizer file. Missing files are skipped."""
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             read_object(folder / name)
@@ -152,15 +160,18 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def read_config(path: Path, trust_remote_code: bool = False, ours: bool = False) -> VaswaniConfig | None:
-    """The configuration, if it is one of this project's models.
+    """Read and check a configuration.
 
     Args:
-        path (`Path`): Of `config.json`.
-        trust_remote_code (`bool`): Whether kernels that it names may be downloaded and run.
-        ours (`bool`): Whether it must be a model of this project.
+        path (`Path`): Path of `config.json`.
+        trust_remote_code (`bool`): Allow the configuration to name kernels, which are downloaded and run.
+        ours (`bool`): Require a model of this project.
+
+    Returns:
+        The configuration, or `None` for a foreign model, of which only common fields are checked.
 
     Raises:
-        ValueError: A field is wrong, or the model needs more memory than there is.
+        ValueError: A field has an invalid value, or the model exceeds the available memory.
     """
     content = read_object(path)
     _check_fields(path, content, CONFIG_FIELDS)
@@ -176,10 +187,10 @@ def read_config(path: Path, trust_remote_code: bool = False, ours: bool = False)
     for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
         value = getattr(config, name)
         if value is not None and not 0 <= value < config.vocab_size:
-            raise ValueError(f"{path}: {name}: expected an id of the {config.vocab_size} tokens, found {value}.")
+            raise ValueError(f"{path}: {name}: expected the id of one of {config.vocab_size} tokens, found {value}.")
     if config.activation_function not in ACT2FN:
         raise ValueError(
-            f"{path}: activation_function: expected a name that transformers knows, as relu, "
+            f"{path}: activation_function: expected an activation of transformers, such as relu, "
             f"found {_shown(config.activation_function)}."
         )
     check_size(config, path)
@@ -187,6 +198,7 @@ def read_config(path: Path, trust_remote_code: bool = False, ours: bool = False)
 
 
 def _leaves(value) -> list:
+    """Values of nested objects that are not objects themselves."""
     return [leaf for item in value.values() for leaf in _leaves(item)] if isinstance(value, dict) else [value]
 
 
@@ -206,25 +218,31 @@ Rule = tuple[Callable[..., bool], str]
 COUNT: Rule = (_is_count, "a whole number of at least 0")
 POSITIVE: Rule = (lambda value: _is_count(value, 1), "a whole number of at least 1")
 NUMBER: Rule = (_is_number, "a number")
-FLOAT_ABOVE_ZERO: Rule = (lambda value: isinstance(value, float) and value > 0, "a number above 0, as 1.0")
+FLOAT_ABOVE_ZERO: Rule = (
+    lambda value: isinstance(value, float) and value > 0,
+    "a decimal number above 0, such as 1.0",
+)
 SHARE: Rule = (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1")
 BOOL: Rule = (_is_bool, "true or false")
-TEXT: Rule = (lambda value: isinstance(value, str), "a text")
+TEXT: Rule = (lambda value: isinstance(value, str), "text")
 OBJECT: Rule = (lambda value: isinstance(value, dict), "an object")
 IDS: Rule = (
     lambda value: _is_count(value) or (isinstance(value, list) and bool(value) and all(map(_is_count, value))),
-    "a token's id or a list of them",
+    "a token id or a list of token ids",
 )
-ID_LIST: Rule = (lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of tokens' ids")
+ID_LIST: Rule = (lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of token ids")
 
-# Fields of every model's configuration; those of VaswaniConfig are its own to check. `null` is for all of them.
+# Common fields of all models' configurations. VaswaniConfig checks its own. Every field may be `null`.
 CONFIG_FIELDS: dict[str, Rule] = {
     "model_type": TEXT,
     "auto_map": OBJECT,
     "custom_pipelines": OBJECT,
-    "attn_implementation": (lambda value: isinstance(value, str | dict), "a text or an object"),
+    "attn_implementation": (lambda value: isinstance(value, str | dict), "text or an object"),
     "architectures": (lambda value: isinstance(value, list), "a list"),
-    "dtype": (lambda value: isinstance(getattr(torch, str(value), None), torch.dtype), "a type of torch, as float32"),
+    "dtype": (
+        lambda value: isinstance(getattr(torch, str(value), None), torch.dtype),
+        "a torch dtype, such as float32",
+    ),
 }
 GENERATION_FIELDS: dict[str, Rule] = {
     **dict.fromkeys(("num_beams", "num_return_sequences", "max_length", "max_new_tokens"), POSITIVE),
@@ -243,11 +261,11 @@ GENERATION_FIELDS: dict[str, Rule] = {
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ID_LIST),
 }
 TOKEN_IDS = [name for name, rule in GENERATION_FIELDS.items() if name.endswith("_token_id")]
-HARMLESS = {"transformers_version", "_from_model_config"}  # further fields that no search depends on
+HARMLESS = {"transformers_version", "_from_model_config"}  # fields that do not affect the search
 
 
 def _check_fields(path: Path, content: dict, rules: dict[str, Rule]) -> None:
-    """Raises ValueError for a field that is not as its rule says."""
+    """Raise ValueError for a field that violates its rule."""
     for name, (holds, expected) in rules.items():
         value = content.get(name)
         if value is not None and not holds(value):
@@ -255,14 +273,14 @@ def _check_fields(path: Path, content: dict, rules: dict[str, Rule]) -> None:
 
 
 def check_generation(path: Path, config: VaswaniConfig | None) -> None:
-    """Check the settings of a search.
+    """Check search settings.
 
     Args:
-        path (`Path`): Of `generation_config.json`.
-        config (`VaswaniConfig`, *optional*): Of the model; of another one, only types are checked.
+        path (`Path`): Path of `generation_config.json`.
+        config (`VaswaniConfig`, *optional*): Configuration of the model. Without it, only types are checked.
 
     Raises:
-        ValueError: A field is wrong, or the search needs more memory than there is.
+        ValueError: A field has an invalid value, or the search exceeds the available memory.
     """
     content = read_object(path)
     _check_fields(path, content, GENERATION_FIELDS)
@@ -276,18 +294,18 @@ def check_generation(path: Path, config: VaswaniConfig | None) -> None:
     check_search(config, content, path)
 
 
-def other_settings(content: dict) -> list[str]:
-    """Settings of a search that no rule here covers."""
+def unchecked_settings(content: dict) -> list[str]:
+    """Names of the search settings that no rule of this module covers."""
     return sorted(n for n, value in content.items() if value is not None and n not in {*GENERATION_FIELDS, *HARMLESS})
 
 
 def check_search(config: VaswaniConfig, settings: dict, place: str | Path) -> None:
-    """Raises ValueError for a search whose keys, values and scores of one sentence exceed the memory there is.
+    """Raise ValueError if the keys, values and scores of one sentence exceed the available memory.
 
     Args:
-        config (`VaswaniConfig`): Of the model.
-        settings (`dict`): Of `generate()`.
-        place (`str` or `Path`): Where the settings are from, for the message.
+        config (`VaswaniConfig`): Configuration of the model.
+        settings (`dict`): Options of `generate()`.
+        place (`str` or `Path`): Origin of the settings, for the message.
     """
     names = ("num_beams", "num_return_sequences", "max_length", "max_new_tokens", "max_extra_tokens", "min_length")
     values = {name: settings.get(name) or 0 for name in names}
@@ -295,18 +313,18 @@ def check_search(config: VaswaniConfig, settings: dict, place: str | Path) -> No
     tokens = max(1, *values.values())
     if config.position_embedding == "learned":
         tokens = min(tokens, config.max_position_embeddings)
-    of_a_token = BYTES * config.decoder_layers * config.num_heads * (config.d_k + config.d_v)
-    needed = rows * (tokens * (of_a_token + 8) + BYTES * config.vocab_size)
+    bytes_per_token = BYTES_PER_WEIGHT * config.decoder_layers * config.num_heads * (config.d_k + config.d_v)
+    needed = rows * (tokens * (bytes_per_token + 8) + BYTES_PER_WEIGHT * config.vocab_size)
     if needed > (available := psutil.virtual_memory().available):
-        asked = ", ".join(f"{name} {settings[name]}" for name in names if settings.get(name))
+        causes = ", ".join(f"{name} {settings[name]}" for name in names if settings.get(name))
         raise ValueError(
-            f"{place}: {asked}: a sentence would need up to {_gigabytes(needed)}, available are "
-            f"{_gigabytes(available)}."
+            f"{place}: {causes}: a sentence would need up to {_gigabytes(needed)} of memory; {_gigabytes(available)} "
+            "are available."
         )
 
 
 def count_parameters(config: VaswaniConfig) -> int:
-    """Parameters of a model, computed without building it."""
+    """Number of parameters of a model, computed without building it."""
     inner = config.num_heads * (2 * config.d_k + 2 * config.d_v)
     biases = config.num_heads * (2 * config.d_k + config.d_v) + config.d_model
     attention = config.d_model * inner + (biases if config.attention_bias else 0)
@@ -320,21 +338,21 @@ def count_parameters(config: VaswaniConfig) -> int:
 
 
 def check_size(config: VaswaniConfig, place: str | Path) -> None:
-    """Raises ValueError for a model whose weights, in float32, exceed the memory there is.
+    """Raise ValueError if the weights of a model, in float32, exceed the available memory.
 
     Args:
-        config (`VaswaniConfig`): Of the model.
-        place (`str` or `Path`): Where it is from, for the message.
+        config (`VaswaniConfig`): Configuration of the model.
+        place (`str` or `Path`): Origin of the configuration, for the message.
     """
     layers, parameters = config.encoder_layers + config.decoder_layers, count_parameters(config)
-    needed = BYTES * parameters + BYTES_OF_A_LAYER * layers
+    needed = BYTES_PER_WEIGHT * parameters + BYTES_PER_LAYER * layers
     if needed > (available := psutil.virtual_memory().available):
         names = ["vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers"]
         names += ["max_position_embeddings"] if config.position_embedding == "learned" else []
         sizes = ", ".join(f"{name} {getattr(config, name)}" for name in names)
         raise ValueError(
-            f"{place}: {parameters:,} parameters in {layers:,} layers need {_gigabytes(needed)}, available are "
-            f"{_gigabytes(available)} ({sizes})."
+            f"{place}: {parameters:,} parameters in {layers:,} layers need {_gigabytes(needed)} of memory; "
+            f"{_gigabytes(available)} are available ({sizes})."
         )
 
 
@@ -343,31 +361,33 @@ def _gigabytes(size: int) -> str:
 
 
 def check_fit(place: str | Path, report: dict) -> None:
-    """Raises ValueError where weights and configuration do not fit together.
+    """Raise ValueError if the weights do not match the configuration.
 
     Args:
-        place (`str` or `Path`): The checkpoint.
-        report (`dict`): What `from_pretrained(output_loading_info=True)` says of missing, unexpected and mismatched
-            keys.
+        place (`str` or `Path`): Checkpoint to name.
+        report (`dict`): Missing, unexpected and mismatched keys, as reported by
+            `from_pretrained(output_loading_info=True)`.
     """
-    found = [
-        f"{kind.removesuffix('_keys')}: {_some(sorted(map(_key, keys)))}" for kind, keys in report.items() if keys
+    problems = [
+        f"{kind.removesuffix('_keys')}: {_first_names(sorted(map(_describe_key, keys)))}"
+        for kind, keys in report.items()
+        if keys
     ]
-    if found:
-        raise ValueError(f"{place}: the weights do not fit the model that {CONFIG} describes. {'; '.join(found)}.")
+    if problems:
+        raise ValueError(f"{place}: the weights do not fit the model that {CONFIG} describes. {'; '.join(problems)}.")
 
 
-def _key(key: str | tuple) -> str:
-    """A weight's name; of a mismatch `(name, shape found, shape expected)`, with the shapes."""
+def _describe_key(key: str | tuple) -> str:
+    """Name of a weight, followed by the shapes for a mismatch `(name, shape found, shape expected)`."""
     return key if isinstance(key, str) else f"{key[0]} {list(key[1])}, expected {list(key[2])}"
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{', '.join(names[:MOST_NAMES])}{more}"
+def _first_names(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more}"
 
 
 def check_finite(place: str | Path, model: PreTrainedModel) -> None:
-    """Raises ValueError for a weight with an element that is NaN or infinite; the message names the weight."""
-    if wrong := [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]:
-        raise ValueError(f"{place}: weights are not finite: {_some(wrong)}.")
+    """Raise ValueError if a weight has a NaN or infinite element. The message names the weight."""
+    if broken := [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]:
+        raise ValueError(f"{place}: weights are not finite: {_first_names(broken)}.")

@@ -1,4 +1,4 @@
-"""Lines of a file as translation requests, and their translations by all processes together."""
+"""Translation requests from the lines of a file, and their translation by several processes."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Line:
-    """A line to translate: its number from 1, its text, and what its translation begins with."""
+    """A line to translate: its number, counted from 1, its text, and the prefix of its translation."""
 
     number: int
     text: str
@@ -27,10 +27,10 @@ class Line:
 
 
 def read_sources(file: str, prefix_file: str | None = None) -> Iterator[Line]:
-    """The lines of a text file or of the standard input, `-`, with those of a parallel file of prefixes.
+    """Yield the lines of a text file, or of standard input for `-`, with the prefixes of a parallel file.
 
     Raises:
-        DataError: The files do not have the same number of lines, or cannot be read.
+        DataError: The files have different numbers of lines or cannot be read.
     """
     if prefix_file is None:
         for number, text in enumerate(read_lines(file), start=1):
@@ -39,22 +39,22 @@ def read_sources(file: str, prefix_file: str | None = None) -> Iterator[Line]:
     for number, (text, prefix) in enumerate(zip_longest(read_lines(file), read_lines(prefix_file)), start=1):
         if text is None or prefix is None:
             shorter, longer = (file, prefix_file) if text is None else (prefix_file, file)
-            raise DataError(f"{shorter} has {number - 1} lines, {longer} has more.")
+            raise DataError(f"{shorter} has {number - 1} lines, and {longer} has more: expected the same number.")
         yield Line(number, text, prefix)
 
 
 @dataclass
 class RequestBuilder:
-    """Makes requests of lines: cuts what is too long, and looks for what cannot be translated.
+    """Builder of translation requests, which splits or refuses lines that are too long.
 
     Args:
-        search (`Search`): Whose model and tokenizer count.
-        file (`str`), prefix_file (`str`, *optional*): What the lines are of, for messages.
-        limit (`int`): Most source tokens of a line, with the end token.
-        split (`bool`): Cut a longer line (see `segment.py`); otherwise it is an error.
+        search (`Search`): Search with the tokenizer and the length limits.
+        file (`str`), prefix_file (`str`, *optional*): Files of the lines and prefixes, for messages.
+        limit (`int`): Maximum source tokens of a line, end token included.
+        split (`bool`): Split longer lines into pieces (see `long_lines.py`). Otherwise they are an error.
 
     Attributes:
-        cut (`list[int]`): Numbers of the lines that were cut.
+        cut (`list[int]`): Numbers of the lines that were split.
     """
 
     search: Search
@@ -65,25 +65,26 @@ class RequestBuilder:
     cut: list[int] = field(default_factory=list)
 
     def requests(self, lines: list[Line]) -> list[list[Request]]:
-        """Those of each line, in order: none for an empty one, several for one that is cut.
+        """Build the requests of each line, in order: none for an empty line, several for a line that is split.
 
-        A prefix is for the first piece. It ends where its last token does: its last word is taken as complete, and
-        white space behind it as part of what follows.
+        A prefix applies to the first piece. Its last word is complete, and trailing white space is dropped, because
+        it belongs to the token that follows.
 
         Raises:
-            DataError: A line is too long and cannot or must not be cut, or a prefix fills the translation.
+            DataError: A line is too long and cannot or must not be split, or a prefix leaves no room for the
+                translation.
         """
-        tokenizer, found = self.search.tokenizer, []
+        tokenizer, requests = self.search.tokenizer, []
         for line, ids in zip(lines, encode(tokenizer, [line.text for line in lines])):
             pieces = [ids] if ids else []
             if len(ids) > self.limit:
-                pieces = encode(tokenizer, self._cut(line, len(ids)))
-            found.append([Request(piece, key=(line.number, index)) for index, piece in enumerate(pieces)])
+                pieces = encode(tokenizer, self._split(line, len(ids)))
+            requests.append([Request(piece, key=(line.number, index)) for index, piece in enumerate(pieces)])
             if line.prefix.strip() and pieces:
-                found[-1][0].prefix = self._prefix(line, len(pieces[0]))
-        return found
+                requests[-1][0].prefix = self._prefix(line, len(pieces[0]))
+        return requests
 
-    def _cut(self, line: Line, tokens: int) -> list[str]:
+    def _split(self, line: Line, tokens: int) -> list[str]:
         place = f"{_name(self.file)}:{line.number}"
         if not self.split:
             raise DataError(f"{place}: {tokens} tokens, where {self.limit} are allowed: {line.text[:60]!r}...")
@@ -99,21 +100,23 @@ class RequestBuilder:
         longest = self.search.longest_output(source_tokens)
         if longest is not None and len(prefix) >= longest:
             raise DataError(
-                f"{self.prefix_file}:{line.number}: the prefix has {len(prefix)} tokens, and the translation of a "
-                f"source of {source_tokens} ends at {longest}."
+                f"{self.prefix_file}:{line.number}: the prefix has {len(prefix)} tokens, but the translation of "
+                f"{source_tokens} source tokens has at most {longest}."
             )
         return prefix
 
     def notice(self) -> str:
-        """What was cut; empty if nothing was."""
+        """Message about the lines that were split; empty if there are none."""
         if not self.cut:
             return ""
-        some = ", ".join(map(str, self.cut[:5])) + (", ..." if len(self.cut) > 5 else "")
-        count = f"{len(self.cut)} lines of {_name(self.file)} ({some})"
-        return f"Cut into pieces, as they have more than {self.limit} tokens: {count}."
+        numbers = ", ".join(map(str, self.cut[:5])) + (", ..." if len(self.cut) > 5 else "")
+        return (
+            f"Split into pieces, because they have more than {self.limit} tokens: {len(self.cut)} lines of "
+            f"{_name(self.file)} ({numbers})."
+        )
 
     def report(self) -> None:
-        """Log what was cut, if anything was."""
+        """Log the lines that were split, if there are any."""
         if self.cut:
             logger.warning(self.notice())
 
@@ -125,30 +128,30 @@ def _name(file: str) -> str:
 def translate_window(
     search: Search, lines: list[list[Request]], processes: Processes, progress: tqdm
 ) -> list[list[Translation]]:
-    """Translations of lines, given as the requests of each, by all processes together; in every process.
+    """Translate lines by all processes together. Every process returns all translations.
 
     Args:
-        search (`Search`): With this process's models.
-        lines (`list[list[Request]]`): The same in every process.
-        processes (`Processes`): Who takes part.
-        progress (`tqdm`): Moved on by one a line, by the end of the window.
+        search (`Search`): Search with the models of this process.
+        lines (`list[list[Request]]`): Requests of each line, the same in every process.
+        processes (`Processes`): Processes that take part.
+        progress (`tqdm`): Progress bar, advanced once per line by the end of the window.
 
     Returns:
-        `list[list[Translation]]`: `search.n_best` a line, empty ones for an empty line.
+        `list[list[Translation]]`: `search.n_best` translations per line, empty ones for an empty line.
     """
     requests, start = list(chain.from_iterable(lines)), progress.n
-    whole = len(lines) / max(1, len(requests))
+    lines_per_request = len(lines) / max(1, len(requests))
 
-    def work() -> list[tuple[int, list[Translation]]]:
-        found = []
+    def translate_share() -> list[tuple[int, list[Translation]]]:
+        results = []
         for result in search.translate(requests, processes.rank, processes.count):
-            found.append(result)
-            progress.update(start + int(whole * len(found)) - progress.n)
-        return found
+            results.append(result)
+            progress.update(start + int(lines_per_request * len(results)) - progress.n)
+        return results
 
-    found = dict(processes.gather(processes.together(work)))
+    by_index = dict(processes.gather(processes.together(translate_share)))
     progress.update(start + len(lines) - progress.n)
-    pieces = iter([found[index] for index in range(len(requests))])
+    pieces = iter([by_index[index] for index in range(len(requests))])
     translations = []
     for line in lines:
         ranks = zip(*islice(pieces, len(line))) if line else [[Translation()]] * search.n_best

@@ -1,4 +1,4 @@
-"""Formats of translations: text, Moses' n-best list, JSON lines."""
+"""Output formats of translations: plain text, Moses n-best lists and JSON lines."""
 
 import json
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from .search import Translation
 
 
-# What is written for a sentence: its number from 0, its source, its translations, best first.
+# Function that formats one sentence from its number, counted from 0, its source and its translations, best first.
 Format = Callable[[int, str, list[Translation]], str]
 
 
 def as_text(number: int, source: str, translations: list[Translation]) -> str:
-    """The best translation, a line.
+    """Format the best translation as one line.
 
     >>> as_text(7, "A dog.", [Translation("Ein Hund.")])
     'Ein Hund.\\n'
@@ -20,7 +20,8 @@ def as_text(number: int, source: str, translations: list[Translation]) -> str:
 
 
 def as_nbest(number: int, source: str, translations: list[Translation]) -> str:
-    """Moses' n-best list, `number ||| text ||| score`: as many lines for each sentence, also for an empty one.
+    """Format an n-best list of Moses, with one line `number ||| text ||| score` per translation. An empty sentence
+    has as many lines as any other.
 
     >>> as_nbest(7, "A dog.", [Translation("Ein Hund.", -0.25)])
     '7 ||| Ein Hund. ||| -0.2500\\n'
@@ -30,7 +31,8 @@ def as_nbest(number: int, source: str, translations: list[Translation]) -> str:
 
 
 def as_jsonl(number: int, source: str, translations: list[Translation]) -> str:
-    """A JSON object a sentence, with every token's log probability; an empty source has no translations."""
+    """Format a sentence as one JSON object, with the log probability of every token. An empty source has no
+    translations."""
     rows = [
         {
             "text": translation.text,

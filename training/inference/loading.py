@@ -1,5 +1,7 @@
-"""Load checkpoints: model and tokenizer, alone or as an ensemble. Wherever one is read here, foreign code is refused
-unless asked for, and weights must fit."""
+"""Loading of checkpoints: model and tokenizer, single or as an ensemble.
+
+Foreign code is refused unless `trust_remote_code` is set, and weights must match the configuration.
+"""
 
 import contextlib
 import logging
@@ -23,20 +25,20 @@ from .checkpoint_files import (
     check_folder,
     check_tokenizer_files,
     naming,
-    other_settings,
+    unchecked_settings,
 )
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-MAX_SOURCE_TOKENS = 1024  # of a model that has no limit itself
+MAX_SOURCE_TOKENS = 1024  # default for models whose positions have no limit
 
 
 def find_checkpoint(name: str | Path) -> Path:
-    """The folder of a checkpoint; of a Hub repository, the cache's, with its configuration.
+    """Return the folder of a checkpoint. Download the configuration files of a Hub repository into the cache.
 
     Raises:
-        NotADirectoryError: A file.
-        OSError: No such folder or repository.
+        NotADirectoryError: The name is that of a file.
+        OSError: There is no such folder or repository.
     """
     if Path(name).is_file():
         raise NotADirectoryError(f"{name}: expected a checkpoint folder, found a file.")
@@ -57,23 +59,23 @@ def load_model(
     trust_remote_code: bool = False,
     **kwargs,
 ) -> PreTrainedModel:
-    """The model of a folder or a Hub repository, whose weights are all there, fit, and are finite.
+    """Load a model, and check that its weights are complete, have the expected shapes, and are finite.
 
     Args:
-        name (`str` or `Path`): Folder or repository.
-        model_class (`type`): Whose `from_pretrained` loads it.
-        trust_remote_code (`bool`): Whether Python code that comes with a foreign model is run. The code in this
-            project's own checkpoints is never run: it is that of `hf_vaswani`, which is here.
-        **kwargs: For `from_pretrained`.
+        name (`str` or `Path`): Checkpoint folder or Hub repository.
+        model_class (`type`): Class whose `from_pretrained` loads the model.
+        trust_remote_code (`bool`): Run the Python code that a foreign model brings along. The code in this project's
+            own checkpoints is never run, because it duplicates the installed `hf_vaswani`.
+        **kwargs: Arguments of `from_pretrained`.
 
     Raises:
-        OSError: No such checkpoint, or its weights are damaged.
-        ValueError: A file is broken, foreign code is refused, the model is larger than the memory, or weights are
-            missing, unexpected, of another shape or not finite. The message names the file, field or weight.
+        OSError: There is no such checkpoint, or its weights are damaged.
+        ValueError: A file is malformed, foreign code is refused, the model exceeds the available memory, or weights
+            are missing, unexpected, of the wrong shape or not finite. The message names the file, field or weight.
     """
     check_folder(find_checkpoint(name), trust_remote_code, ours=model_class is not AutoModelForSeq2SeqLM)
-    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # reported, and refused below
-    with naming(name), no_report():
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # check_fit refuses mismatches
+    with naming(name), no_loading_report():
         model, report = model_class.from_pretrained(str(name), trust_remote_code=trust_remote_code, **kwargs)
     check_fit(name, report)
     check_finite(name, model)
@@ -81,8 +83,8 @@ def load_model(
 
 
 @contextlib.contextmanager
-def no_report() -> Iterator[None]:
-    """Keep the library from logging a table of the weights that do not fit, of which `check_fit` says a line."""
+def no_loading_report() -> Iterator[None]:
+    """Suppress the table of mismatched weights that transformers logs. `check_fit` reports them in one line."""
     logger = logging.getLogger("transformers.modeling_utils")
 
     def is_error(record: logging.LogRecord) -> bool:
@@ -96,43 +98,43 @@ def no_report() -> Iterator[None]:
 
 
 def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or a Hub repository.
+    """Load a tokenizer.
 
     Args:
-        name (`str` or `Path`): Folder or repository.
-        trust_remote_code (`bool`): Whether Python code that comes with it is run.
+        name (`str` or `Path`): Checkpoint folder or Hub repository.
+        trust_remote_code (`bool`): Run the Python code that the tokenizer brings along.
 
     Raises:
-        OSError: No such checkpoint.
-        ValueError: A file is broken, or foreign code is refused.
+        OSError: There is no such checkpoint.
+        ValueError: A file is malformed, or foreign code is refused.
     """
     if Path(name).is_file():
         raise NotADirectoryError(f"{name}: expected a folder with a tokenizer, found a file.")
     check_tokenizer_files(Path(name))
     with naming(Path(name) / TOKENIZER_CONFIG if Path(name).is_dir() else name):
         tokenizer = AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
-        tokenizer.pad(tokenizer(["a", "a b c"]), return_tensors="pt")  # some fields come out only in use
+        tokenizer.pad(tokenizer(["a", "a b c"]), return_tensors="pt")  # some invalid fields fail only in use
     return tokenizer
 
 
 def load_checkpoint(
     name: str, dtype: str = "auto", device: torch.device | None = None, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model, in evaluation mode, and tokenizer of a folder or a Hub repository.
+    """Load a model in evaluation mode and its tokenizer.
 
     Args:
-        name (`str`): Folder or repository.
-        dtype (`str`): Type to compute with: one of `DTYPES`; "auto" is the one the weights have, "int8" is for a CPU.
-        device (`torch.device`, *optional*): Where to; the accelerator, if there is one.
+        name (`str`): Checkpoint folder or Hub repository.
+        dtype (`str`): One of `DTYPES`, for the computation. "auto" is the type of the weights; "int8" needs the CPU.
+        device (`torch.device`, *optional*): Device of the model; defaults to the accelerator if there is one.
         trust_remote_code (`bool`): See `load_model`.
 
     Raises:
-        OSError: No such checkpoint.
-        ValueError: As of `load_model` and `load_tokenizer`; or the tokenizer does not have as many tokens as the
-            model, give or take some padding of the latter.
+        OSError: There is no such checkpoint.
+        ValueError: See `load_model` and `load_tokenizer`. Also: model and tokenizer have different vocabulary sizes,
+            apart from some padding of the model's.
     """
-    wanted = "float32" if dtype == "int8" else dtype
-    model = load_model(name, trust_remote_code=trust_remote_code, dtype=wanted)
+    load_dtype = "float32" if dtype == "int8" else dtype
+    model = load_model(name, trust_remote_code=trust_remote_code, dtype=load_dtype)
     tokenizer = load_tokenizer(name, trust_remote_code)
     check_vocabulary(name, model, tokenizer)
     try_search(name, model)
@@ -144,62 +146,68 @@ def load_checkpoint(
 
 
 def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError where model and tokenizer do not belong together."""
+    """Raise ValueError if the vocabularies of model and tokenizer do not match."""
     size = model.config.vocab_size
     if not 0 <= size - len(tokenizer) < VaswaniTranslationPipeline.MOST_PADDING:
-        raise ValueError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {size}.")
+        raise ValueError(
+            f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {size}: expected the same number."
+        )
     if (largest := max(tokenizer.get_vocab().values())) >= size:
         raise ValueError(f"{name}: {TOKENIZER}: expected ids of the model's {size} tokens, found {largest}.")
 
 
 @torch.no_grad()
 def try_search(name: str, model: PreTrainedModel) -> None:
-    """Search for two tokens with the checkpoint's own settings, where it has some that `check_generation` has no rule
-    for: what is wrong with them comes out before the work.
+    """Generate two tokens if the checkpoint has search settings that `check_generation` has no rule for, so that
+    invalid ones fail before the work begins.
 
     Raises:
-        ValueError: The settings do not work.
+        ValueError: The search fails with these settings.
     """
     settings = model.generation_config.to_diff_dict()
-    if not (others := other_settings(settings)):
+    if not (unchecked := unchecked_settings(settings)):
         return
     place = Path(name) / GENERATION if Path(name).is_dir() else f"{name}: {GENERATION}"
-    with naming(f"{place}: {', '.join(others)}", foreign_code=False):
+    with naming(f"{place}: {', '.join(unchecked)}", foreign_code=False):
         model.eval().generate(torch.tensor([[model.config.eos_token_id or 0]]), max_new_tokens=2)
 
 
 def load_ensemble(
     names: list[str], dtype: str = "auto", device: torch.device | None = None, trust_remote_code: bool = False
 ) -> tuple[list[PreTrainedModel], PreTrainedTokenizerBase]:
-    """Models that decode together, and their one tokenizer.
+    """Load the models of an ensemble and their shared tokenizer.
 
     Args:
-        names, dtype, device, trust_remote_code: As of `load_checkpoint`, one name or more.
+        names (`list[str]`): One or more checkpoint folders or Hub repositories.
+        dtype, device, trust_remote_code: See `load_checkpoint`.
 
     Raises:
-        ValueError: Two checkpoints have different tokenizers.
+        OSError: There is no such checkpoint.
+        ValueError: See `load_checkpoint`. Also: two checkpoints have different tokenizers.
     """
     models, tokenizers = zip(*(load_checkpoint(name, dtype, device, trust_remote_code) for name in names))
     for name, tokenizer in zip(names, tokenizers):
         if tokenizer.backend_tokenizer.to_str() != tokenizers[0].backend_tokenizer.to_str():
-            raise ValueError(f"{names[0]} and {name} have different tokenizers; an ensemble needs the same.")
+            raise ValueError(
+                f"{names[0]} and {name} have different tokenizers; the models of an ensemble must share one."
+            )
     return list(models), tokenizers[0]
 
 
-def source_limit(models: list[PreTrainedModel], wanted: int | None = None) -> int:
-    """Most source tokens of a line, with the end token: what is wanted, or else what the models allow.
+def source_limit(models: list[PreTrainedModel], requested: int | None = None) -> int:
+    """Maximum source tokens of a line, end token included: the requested number, or else the limit of the models.
 
     Raises:
-        ValueError: More is wanted than the models have learned positions for.
+        ValueError: The requested number exceeds the learned positions of a model.
     """
-    places = min((limit for limit in map(position_limit, models) if limit is not None), default=None)
-    if places is not None and (wanted or 0) > places:
-        raise ValueError(f"--max-source-tokens {wanted}: the model's learned positions end at {places}.")
-    return wanted or places or MAX_SOURCE_TOKENS
+    positions = min((limit for limit in map(position_limit, models) if limit is not None), default=None)
+    if positions is not None and (requested or 0) > positions:
+        raise ValueError(f"--max-source-tokens {requested}: the model's learned positions end at {positions}.")
+    return requested or positions or MAX_SOURCE_TOKENS
 
 
 def position_limit(model: PreTrainedModel) -> int | None:
-    """Tokens for which a model has learned positions; sinusoids have no limit."""
+    """Number of learned positions of a model; `None` for sinusoids, which have no limit."""
     if getattr(model.config, "position_embedding", None) != "learned":
         return None
     return model.config.max_position_embeddings

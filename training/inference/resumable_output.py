@@ -1,4 +1,4 @@
-"""Where translations are written to: a file that can be resumed after an interruption, or a stream."""
+"""Outputs for translations: a file that can be resumed after an interruption, or a stream."""
 
 import fcntl
 import hashlib
@@ -26,34 +26,37 @@ from .corpus import Line
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2  # of the record
-# What of a checkpoint decides how it translates.
+VERSION = 2  # format of the record
+# Files of a checkpoint that affect its translations.
 MODEL_FILES = ("model*.safetensors*", "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json")
-PIECE = 2**20  # bytes read at a time
+CHUNK = 2**20  # bytes read at a time
 
 
 class PartialOutput:
-    """A file of translations that grows beside its final place, and can be gone on with after an interruption.
+    """Resumable output file of translations, a context manager.
 
-    The file appears when everything is translated, compressed if its name ends in `.gz`. Until then its lines are in
-    `OUTPUT.partial`, which is locked, and `OUTPUT.partial.json` says what they were made from and how many of them are
-    whole windows. What is behind these is cut off on `--resume`, as the batches of a window are made of all its lines.
+    The output file appears once everything is translated, compressed if its name ends in `.gz`. Until then, the lines
+    are in `OUTPUT.partial`, which is locked. The record `OUTPUT.partial.json` stores the job and the number of lines
+    in complete windows. `--resume` truncates the partial file to these windows, because the batches of a window depend
+    on all of its lines.
 
     Args:
         output (`str`): File to write.
-        job (`dict`): What the translations depend on beside the lines: `settings`, and digests of `files`.
-        sources (`Iterator[Line]`): The lines from the first on; those that are translated are compared.
-        resume (`bool`): Go on with a partial file.
-        most_lines (`int`, *optional*): Lines that the whole output has.
+        job (`dict`): Everything else that the translations depend on: `settings`, and digests of `files`.
+        sources (`Iterator[Line]`): All lines of the input. Resuming compares those that are already translated.
+        resume (`bool`): Resume a partial file.
+        most_lines (`int`, *optional*): Number of lines of the complete output.
 
     Attributes:
-        sentences (`int`): How many are there already, once the file is entered as a context.
+        sentences (`int`): Number of sentences that are already translated, available in the context.
+
+    All errors are raised on entering the context.
 
     Raises:
-        BlockingIOError: When it is entered, as all of these: another run is writing it.
-        FileExistsError: There is a partial file, and it is not to be gone on with.
-        FileNotFoundError: There is none to go on with.
-        ValueError: It was made from something else, or is damaged.
+        BlockingIOError: Another run is writing the file.
+        FileExistsError: There is a partial file, and `resume` is not set.
+        FileNotFoundError: There is no partial file to resume.
+        ValueError: The partial file belongs to another job or input, or is damaged.
     """
 
     def __init__(
@@ -63,54 +66,55 @@ class PartialOutput:
         self.partial, self.record = partial_files(output)
         self.job, self.sources, self.resume, self.most_lines = job, sources, resume, most_lines
         self.sentences = self.size = 0
-        self.read, self.written = hashlib.sha256(), hashlib.sha256()
+        self.input_digest, self.output_digest = hashlib.sha256(), hashlib.sha256()
 
     @classmethod
     def check(cls, output: str, resume: bool) -> None:
-        """Raises at once what entering would raise, as far as that can be seen without a lock."""
+        """Raise the errors of entering the context as early as possible, without taking the lock."""
         partial, record = partial_files(output)
         if not resume and partial.exists():
-            raise _taken(partial)
+            raise _partial_exists(partial)
         if resume and not (partial.is_file() and record.is_file()):
-            raise _nothing_there(partial)
+            raise _no_partial(partial)
 
     def __enter__(self) -> "PartialOutput":
         with ExitStack() as stack:
             self.file = stack.enter_context(self._open())
             if self.resume:
-                self._go_on()
+                self._restore()
             else:
                 self._write_record()
             stack.pop_all()
         return self
 
     def _open(self) -> BinaryIO:
-        """The partial file, locked; it was there if and only if it is to be gone on with."""
+        """Open and lock the partial file: an existing one to resume, otherwise a new one."""
         with ExitStack() as stack:
             try:
                 file = stack.enter_context(open(self.partial, "r+b" if self.resume else "x+b"))
             except FileExistsError:
-                raise _taken(self.partial) from None
+                raise _partial_exists(self.partial) from None
             except FileNotFoundError:
                 if not self.resume:
                     raise
-                raise _nothing_there(self.partial) from None
-            # Who has just made it waits for those who only look whether it is locked.
+                raise _no_partial(self.partial) from None
+            # The creator of the file waits, because other processes lock it briefly to see if it is in use.
             _lock(file, self.partial, wait=not self.resume)
             if not self._is_in_place(file):  # another run has finished it meanwhile, or it is a symbolic link
-                raise _nothing_there(self.partial) if self.resume else _busy(self.partial)
+                raise _no_partial(self.partial) if self.resume else _busy(self.partial)
             stack.pop_all()
         return file
 
     def _is_in_place(self, file: BinaryIO) -> bool:
+        """Return `True` if the partial path still leads to this open file."""
         try:
-            found = self.partial.lstat()
+            status = self.partial.lstat()
         except FileNotFoundError:
             return False
-        return S_ISREG(found.st_mode) and os.path.samestat(found, os.fstat(file.fileno()))
+        return S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(file.fileno()))
 
-    def _go_on(self) -> None:
-        """Compare what is there with what the record says and with the input, and cut off what is no whole window."""
+    def _restore(self) -> None:
+        """Check the partial file against its record and the input, and truncate it to complete windows."""
         record = read_record(self.record, self.partial)
         earlier, job = record["job"], json.loads(json.dumps(self.job))
         changed = [
@@ -118,57 +122,62 @@ class PartialOutput:
         ]
         changed += [name for name, _, _ in _changes(earlier["files"], job["files"])]
         if changed:
-            raise ValueError(f"--resume: {self.partial} is of another run: {', '.join(changed)}.")
+            raise ValueError(f"--resume: {self.partial} belongs to another run: {', '.join(changed)}.")
         self._check_written(record["done"])
         self._check_sources(record["done"])
         self.file.truncate(self.size)
         self.file.seek(self.size)
 
     def _check_written(self, done: dict) -> None:
-        where = f"--resume: {self.partial}"
+        label = f"--resume: {self.partial}"
         if (size := os.fstat(self.file.fileno()).st_size) < done["bytes"]:
-            raise ValueError(f"{where} has {size} bytes, and {self.record} says {done['bytes']}: it was cut off.")
+            raise ValueError(
+                f"{label} is truncated: found {size} bytes, expected at least the {done['bytes']} of {self.record}."
+            )
         lines = 0
-        while piece := self.file.read(min(PIECE, done["bytes"] - self.size) or PIECE):
-            lines += piece.count(b"\n")
+        while chunk := self.file.read(min(CHUNK, done["bytes"] - self.size) or CHUNK):
+            lines += chunk.count(b"\n")
             if self.size < done["bytes"]:
-                self.written.update(piece)
-                self.size += len(piece)
-        if self.written.hexdigest() != done["output"]:
-            raise ValueError(f"{where} was changed since it was written: {self.record} has another checksum of it.")
+                self.output_digest.update(chunk)
+                self.size += len(chunk)
+        if self.output_digest.hexdigest() != done["output"]:
+            raise ValueError(f"{label} has changed since it was written: its checksum differs from {self.record}.")
         if self.most_lines is not None and lines > self.most_lines:
-            raise ValueError(f"{where} has {lines} lines, and the translation of the input has {self.most_lines}.")
+            raise ValueError(f"{label} has {lines} lines, but the complete translation has {self.most_lines}.")
 
     def _check_sources(self, done: dict) -> None:
-        where = f"--resume: {self.partial} is of another input"
+        label = f"--resume: {self.partial} belongs to another input"
         for line in islice(self.sources, done["sentences"]):
-            self._note(line)
+            self._count_source(line)
         if self.sentences < done["sentences"]:
-            raise ValueError(f"{where}: it has {done['sentences']} lines translated, of {self.sentences}.")
-        if self.read.hexdigest() != done["input"]:
-            raise ValueError(f"{where}: the first {self.sentences} lines, which are translated, were others.")
+            raise ValueError(
+                f"{label}: {done['sentences']} lines are translated, but the input has only {self.sentences}."
+            )
+        if self.input_digest.hexdigest() != done["input"]:
+            raise ValueError(f"{label}: the first {self.sentences} lines, which are translated, have changed.")
         if self.sentences % self.job["settings"]["window"] and next(self.sources, None) is not None:
-            raise ValueError(f"{where}: it ended after line {self.sentences}, and now goes on.")
+            raise ValueError(f"{label}: it ended after line {self.sentences} and now has more lines.")
 
     def _write_record(self) -> None:
         done = {"sentences": self.sentences, "bytes": self.size}
-        done |= {"input": self.read.hexdigest(), "output": self.written.hexdigest()}
+        done |= {"input": self.input_digest.hexdigest(), "output": self.output_digest.hexdigest()}
         write_whole(self.record, json.dumps({"version": VERSION, "job": self.job, "done": done}, indent=2) + "\n")
 
-    def _note(self, line: Line) -> None:
-        self.read.update(f"{line.text}\n{line.prefix}\n".encode())
+    def _count_source(self, line: Line) -> None:
+        self.input_digest.update(f"{line.text}\n{line.prefix}\n".encode())
         self.sentences += 1
 
     def write(self, text: str) -> None:
         data = text.encode()
         self.file.write(data)
-        self.written.update(data)
+        self.output_digest.update(data)
         self.size += len(data)
 
     def end_window(self, lines: Iterable[Line]) -> None:
-        """The translations of these lines are all written: an interruption after this does not lose them."""
+        """Commit the window of these lines, after all their translations are written. A later interruption does not
+        lose them."""
         for line in lines:
-            self._note(line)
+            self._count_source(line)
         self._sync()
         self._write_record()
 
@@ -177,14 +186,14 @@ class PartialOutput:
         os.fsync(self.file.fileno())
 
     def __exit__(self, kind, *_) -> None:
-        with self.file:  # whose end is the lock's: until then nobody else can go on with it
+        with self.file:  # closing the file releases the lock, so that no other run can resume it before
             if kind is None:
                 self._finish()
 
     def _finish(self) -> None:
         self._sync()
         if not self._is_in_place(self.file):
-            raise FileNotFoundError(f"{self.partial} was moved or replaced while it was written.")
+            raise FileNotFoundError(f"{self.partial} was moved or replaced while it was being written.")
         if self.output.suffix == ".gz":
             self.file.seek(0)
             with written_whole(self.output) as file:
@@ -196,11 +205,11 @@ class PartialOutput:
 
 
 class DirectOutput:
-    """Standard output, a FIFO or a character device, which translations are written to as they come.
+    """Direct output to standard output, a FIFO or a character device, a context manager.
 
     Args:
-        file (`str`, *optional*): FIFO or device to open, when this is entered as a context: of a FIFO, once it is
-            read. Compressed if its name ends in `.gz`. The standard output when not given.
+        file (`str`, *optional*): FIFO or device, opened on entering the context; a FIFO blocks until it has a reader.
+            The output is compressed if the name ends in `.gz`. Defaults to standard output.
     """
 
     sentences = 0
@@ -214,7 +223,7 @@ class DirectOutput:
             sys.stdout.reconfigure(encoding="utf-8", newline="\n")
             self.file = sys.stdout
             return self
-        # Neither made nor cut off, should there be a regular file by now.
+        # Do not create or truncate the file, in case a regular file has taken its place.
         raw = self.stack.enter_context(open(os.open(self.name, os.O_WRONLY), "wb"))
         binary = self.stack.enter_context(compressed(raw, self.name))
         self.file = self.stack.enter_context(io.TextIOWrapper(binary, encoding="utf-8", newline="\n"))
@@ -224,7 +233,7 @@ class DirectOutput:
         self.file.write(text)
 
     def end_window(self, lines: Iterable[Line]) -> None:
-        """Hand on what was written."""
+        """Flush the translations."""
         self.file.flush()
 
     def __exit__(self, *_) -> None:
@@ -232,76 +241,78 @@ class DirectOutput:
 
 
 def partial_files(output: str) -> tuple[Path, Path]:
-    """Where an output grows, and the record of what it is made from."""
+    """Paths of the partial file of an output and of its record."""
     return Path(f"{output}.partial"), Path(f"{output}.partial.json")
 
 
 def model_files(names: list[str]) -> dict[str, str]:
-    """SHA-256 of all files of models that decide how they translate, by `FILE of model NUMBER`.
+    """SHA-256 digests of all model files that affect the translations, keyed by `FILE of model NUMBER`.
 
     Args:
-        names (`list[str]`): Checkpoint folders, or repositories of the Hub that have been loaded.
+        names (`list[str]`): Checkpoint folders, or Hub repositories that are in the cache.
     """
-    found = {}
+    digests = {}
     for number, name in enumerate(names, start=1):
         local = Path(name).is_dir()
         folder = Path(name) if local else Path(cached_file(name, "config.json", local_files_only=True)).parent
         for path in sorted(folder.iterdir()):
             if any(fnmatch(path.name, pattern) for pattern in MODEL_FILES) and path.is_file():
-                found[f"{path.name} of model {number}"] = checksum(path)["sha256"]
-    return found
+                digests[f"{path.name} of model {number}"] = checksum(path)["sha256"]
+    return digests
 
 
 def read_record(record: Path, partial: Path) -> dict:
-    """What stands beside a partial file.
+    """Read the record of a partial file.
 
     Raises:
         FileNotFoundError: There is no record.
-        ValueError: It cannot be understood.
+        ValueError: The record is damaged or has another version.
     """
-    damaged = f"--resume: {record} is damaged, delete {partial} to start anew"
+    damaged = f"--resume: {record} is damaged (delete {partial} to start over)"
     try:
-        found = json.loads(record.read_text(encoding="utf-8"))
+        content = json.loads(record.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise _nothing_there(partial) from None
+        raise _no_partial(partial) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{damaged}: {error}") from error
-    if isinstance(found, dict) and "content" in found:
+    if isinstance(content, dict) and "content" in content:
         raise ValueError(
-            f"--resume: {record} is of an earlier version of this command: delete {partial} to start anew."
+            f"--resume: {record} was written by an earlier version of this command: delete {partial} to start over."
         )
     try:
-        job, done = found["job"], found["done"]
-        good = found["version"] == VERSION and isinstance(job["settings"], dict) and isinstance(job["files"], dict)
-        good = good and all(type(done[name]) is int and done[name] >= 0 for name in ("sentences", "bytes"))
-        good = good and all(type(done[name]) is str for name in ("input", "output"))
+        job, done, version = content["job"], content["done"], content["version"]
+        is_valid = version == VERSION and isinstance(job["settings"], dict) and isinstance(job["files"], dict)
+        is_valid = is_valid and all(type(done[name]) is int and done[name] >= 0 for name in ("sentences", "bytes"))
+        is_valid = is_valid and all(type(done[name]) is str for name in ("input", "output"))
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{damaged}: {type(error).__name__}: {error}.") from error
-    if not good:
-        raise ValueError(f"{damaged}: version {found['version']!r}, {done!r:.200}.")
-    return found
+    if not is_valid:
+        raise ValueError(f"{damaged}: found version {version!r}, expected {VERSION}, with {done!r:.200}.")
+    return content
 
 
 def _changes(earlier: dict, now: dict) -> Iterator[tuple]:
-    """Name, earlier and present value of what is not the same."""
+    """Yield name, earlier value and present value of every entry that differs."""
     for name in dict.fromkeys([*earlier, *now]):
         if earlier.get(name) != now.get(name):
             yield name, earlier.get(name), now.get(name)
 
 
 def _lock(file: BinaryIO, partial: Path, wait: bool) -> None:
-    """Locks a file until it is closed. The lock is its own, not that of a file beside it, which would have to be
-    removed at a moment when nobody else has opened it."""
+    """Lock a file until it is closed.
+
+    The lock is on the file itself. A separate lock file could not be removed without a race against other runs.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise _busy(partial) from None
     except OSError as error:  # some file systems of clusters have no locks
-        logger.warning("%s cannot be locked (%s): do not resume it while it is written.", partial, error.strerror)
+        logger.warning("%s cannot be locked (%s): do not resume it while this run writes it.", partial, error.strerror)
 
 
-def _taken(partial: Path) -> OSError:
-    """Why a partial file cannot be begun where one is."""
+def _partial_exists(partial: Path) -> OSError:
+    """Error for an existing partial file: another run is writing it, or an earlier run has left it."""
     try:
         with open(partial, "r+b") as file:
             _lock(file, partial, wait=False)
@@ -310,7 +321,7 @@ def _taken(partial: Path) -> OSError:
     except OSError:  # gone, or write-protected
         pass
     return FileExistsError(
-        f"{partial} holds an earlier run: pass --resume to go on with it, or delete it to start anew."
+        f"{partial} holds an earlier run: pass --resume to continue it, or delete it to start over."
     )
 
 
@@ -318,5 +329,7 @@ def _busy(partial: Path) -> BlockingIOError:
     return BlockingIOError(f"{partial}: another run is writing it.")
 
 
-def _nothing_there(partial: Path) -> FileNotFoundError:
-    return FileNotFoundError(f"--resume: there is no {partial} to go on with, or not its {partial.name}.json.")
+def _no_partial(partial: Path) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"--resume: there is no {partial} to continue, or its record {partial.name}.json is missing."
+    )

@@ -1,4 +1,4 @@
-"""Translate raw sentences in memory, in their order."""
+"""Translation of raw sentences in memory."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -63,7 +63,7 @@ def _check_lengths(model: PreTrainedModel, sentences: list[str], ids: list[list[
     for sentence, tokens in zip(sentences, ids):
         if limit is not None and len(tokens) > limit:
             raise ValueError(
-                f"A sentence has {len(tokens)} tokens, and the model's learned positions end at {limit}: "
+                f"A sentence has {len(tokens)} tokens, but the model's learned positions end at {limit}: "
                 f"{sentence[:60]!r}..."
             )
 
@@ -71,7 +71,7 @@ def _check_lengths(model: PreTrainedModel, sentences: list[str], ids: list[list[
 def translate_lines(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lines: Iterable[str], window: int, **kwargs
 ) -> Iterator[str]:
-    """Translate a stream of lines in order and in constant memory. `window` lines are sorted by length at a time."""
+    """Translate a stream of lines in order and in constant memory, `window` lines at a time."""
     lines = iter(lines)
     while chunk := list(islice(lines, window)):
         yield from translate(model, tokenizer, chunk, **kwargs)
