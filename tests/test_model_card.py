@@ -240,7 +240,7 @@ def test_the_command_in_the_card_gives_the_scores_in_the_card(
     assert write(run, tmp_path / "card", *more) == 0
     text = (tmp_path / "card" / "README.md").read_text()
     found = section(text, "scores")
-    command = shlex.split(re.search(r"^By `hf-vaswani (.*)`\.$", found, re.M)[1])
+    command = shlex.split(re.search(r"^Computed by `hf-vaswani (.*)`\.$", found, re.M)[1])
     assert command[:3] == ["score", "--model", "alice/round"]
     folder = str(run / "average-last")
     monkeypatch.setattr("training.score.load_checkpoint", lambda name, dtype, **kwargs: load_checkpoint(folder, dtype))
@@ -257,7 +257,7 @@ def test_the_command_in_the_card_gives_the_scores_in_the_card(
         (figure["name"], round(figure["score"], 2), figure["signature"]) for figure in report["figures"]
     ]
     assert results[-1].metric_args["signature"].endswith("|model:alice/round")
-    assert "compound-split BLEU: the paper's count" in found and "not comparable with sacreBLEU" in found
+    assert "compound-split BLEU: the paper's metric" in found and "not comparable with sacreBLEU" in found
     table = found.partition("#### Against baselines")[2]
     assert [each["metric"] for each in report["comparisons"]] == names[:5]
     for each in report["comparisons"]:
@@ -611,7 +611,7 @@ FIGURE = {"name": "sacreBLEU", "score": 27.3, "signature": "tok:13a", "interval"
         (json.dumps({**REPORT, "figures": [FIGURE]}).replace("27.3", "1e999"), "figures.0.score"),
         (json.dumps({**REPORT, "figures": [FIGURE]}).replace("27.3", "1" * 5000), "digits"),
         (json.dumps({**REPORT, "figures": [{**FIGURE, "score": "27.3"}]}), "str"),
-        (json.dumps({**REPORT, "figures": [{**FIGURE, "digits": 10**9}]}), "0 to 9 digits"),
+        (json.dumps({**REPORT, "figures": [{**FIGURE, "digits": 10**9}]}), "digits: expected 0 to 20"),
         (json.dumps({**REPORT, "figures": [{**FIGURE, "details": {"precisions": 3}}]}), "int"),
         (json.dumps({**REPORT, "figures": [{**FIGURE, "color": "red"}]}), "color"),
         (json.dumps({**REPORT, "figures": {"a": 1}}), "mapping"),

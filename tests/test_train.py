@@ -426,7 +426,7 @@ def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):
         ),
         (["--vocab_size", "10"], "vocab_size must be at least 259"),
         (["--tokens_per_device", "10"], "lower max_length, or raise the tokens"),
-        (["--enable_jit_checkpoint", "true"], "writes a checkpoint on SIGTERM anyway"),
+        (["--enable_jit_checkpoint", "true"], "enable_jit_checkpoint"),
     ],
 )
 def test_what_is_wrong_is_one_line_on_standard_error(tmp_path, data, capsys, change, message):
