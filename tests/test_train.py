@@ -211,7 +211,7 @@ def test_a_state_of_the_optimiser_that_would_not_be_read_is_named(run, data, tmp
         plugin = property(lambda self: SimpleNamespace(zero_stage=2), lambda *args: None)
         monkeypatch.setattr(VaswaniTrainingArguments, "deepspeed_plugin", plugin, raising=False)
     assert main(words(data, tmp_path, "--max_steps", "6", "--resume")) == 1
-    assert f"checkpoint-4 was written {by} DeepSpeed, and this run is {other} it" in capsys.readouterr().err
+    assert f"checkpoint-4 was written {by} DeepSpeed, but this run is {other} DeepSpeed" in capsys.readouterr().err
 
 
 def test_a_run_at_work_is_left_alone_by_another_start(run, data, tmp_path):
