@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" for Hugging Face transformers.
 
-Importing the package registers the model, after which `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM` and
-`pipeline("translation")` know it.
+Import the package to register the model with `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM` and
+`pipeline("translation")`.
 """
 
 from .versions_vaswani import OLDEST  # isort: skip  # noqa: F401 (first, for its check)
@@ -20,14 +20,14 @@ AutoConfig.register(VaswaniConfig.model_type, VaswaniConfig)
 AutoModel.register(VaswaniConfig, VaswaniModel)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration)
 
-# From 5.19 on, transformers refuses the name of the task before it looks for it in its registry.
+# Since 5.19, transformers refuses the names of removed tasks before it looks in its registry.
 getattr(pipelines, "REMOVED_TASKS", {}).pop("translation", None)
 pipelines.PIPELINE_REGISTRY.register_pipeline(
     "translation", VaswaniTranslationPipeline, AutoModelForSeq2SeqLM, type="text"
 )
 VaswaniConfig.pipelines_are_registered = True
 
-# Every checkpoint carries the code that it needs.
+# Save the model's code with every checkpoint.
 VaswaniConfig.register_for_auto_class()
 VaswaniModel.register_for_auto_class("AutoModel")
 VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")

@@ -45,7 +45,7 @@ TABLE_3: dict[str, dict] = {
 
 POSITION_EMBEDDINGS = ("sinusoidal", "learned")
 
-# Classes in the code that a checkpoint carries; the Auto classes and `pipeline()` read these tables.
+# Classes in the code of a checkpoint, which the Auto classes and `pipeline()` look up here.
 AUTO_MAP = {
     "AutoConfig": "configuration_vaswani.VaswaniConfig",
     "AutoModel": "modeling_vaswani.VaswaniModel",
@@ -59,8 +59,8 @@ CUSTOM_PIPELINES = {
     }
 }
 
-# Tensor parallelism as in Megatron: each device has some of the heads and of the inner features of the feed-forward
-# network, and their outputs are summed. The embedding is split by tokens of the vocabulary.
+# Tensor parallelism as in Megatron: the attention heads and the inner features of the feed-forward network are split
+# across devices, whose outputs are summed. The embedding is split by vocabulary.
 TENSOR_PARALLEL_PLAN = {
     "shared": "embedding_rowwise",
     "encoder.embed_tokens": "embedding_rowwise",
@@ -106,21 +106,21 @@ class VaswaniConfig(PreTrainedConfig):
         position_embedding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5) or `"learned"`
             (Table 3, row E).
         max_position_embeddings (`int`, defaults to 1024): Rows of a learned position table. Sinusoids have no limit;
-            for them the value only tells other tools the greatest intended length.
+            for them, the value only informs other tools of the maximum intended length.
         layer_norm_eps (`float`, defaults to 1e-6): ε of the layer normalisations.
         embedding_init_std (`float`, *optional*): Standard deviation of the initial embeddings;
             `d_model ** -0.5` when not given.
         pad_token_id (`int`, defaults to 0), bos_token_id (`int`, defaults to 1), eos_token_id (`int`, defaults to 2):
             Special tokens of the shared vocabulary.
         decoder_start_token_id (`int`, defaults to 1): Token that the decoder reads first.
-        use_cache (`bool`, defaults to `True`): Keep keys and values of past positions in generation.
-        tie_word_embeddings (`bool`, defaults to `True`): One matrix for both embeddings and the output projection
-            (section 3.4). Otherwise the output projection has its own; the two embeddings always share theirs.
+        use_cache (`bool`, defaults to `True`): Cache keys and values of past positions during generation.
+        tie_word_embeddings (`bool`, defaults to `True`): Share one matrix between both embeddings and the output
+            projection (section 3.4). If `False`, the output projection has its own; the embeddings still share theirs.
 
     Raises:
         StrictDataclassFieldValidationError: A field has the wrong type.
-        StrictDataclassClassValidationError: A field has a value out of its range, or the widths do not fit together.
-        TypeError: An unknown field is the misspelling of a known one.
+        StrictDataclassClassValidationError: A field is out of range, or the widths are inconsistent.
+        TypeError: An unknown field resembles a known one.
 
     Example:
 
@@ -146,7 +146,7 @@ class VaswaniConfig(PreTrainedConfig):
         "num_hidden_layers": "encoder_layers",
     }
     base_model_tp_plan = TENSOR_PARALLEL_PLAN
-    # True when `pipeline()` knows the model's tasks, and need not load their code from a checkpoint.
+    # True if the installed package has registered the pipelines: `pipeline()` then loads no code from a checkpoint.
     pipelines_are_registered: ClassVar[bool] = False
 
     vocab_size: int = 37000
@@ -201,7 +201,7 @@ class VaswaniConfig(PreTrainedConfig):
         return self.d_model // self.num_heads
 
     def _reject_misspelled(self, unknown: dict) -> None:
-        """Extra keys are legal in a configuration file, a misspelled field is not: it would be ignored in silence."""
+        """Raise TypeError for a misspelled field; transformers ignores unknown fields."""
         known = [field.name for field in fields(self)]
         for name in set(unknown) - set(self.attribute_map):
             close = get_close_matches(name, known, n=1, cutoff=0.85)
@@ -209,9 +209,9 @@ class VaswaniConfig(PreTrainedConfig):
                 raise TypeError(f"VaswaniConfig has no field {name!r}; did you mean {close[0]!r}?")
 
     def validate_architecture(self):
-        """Part of the `strict` validation that runs after `__init__` and before saving."""
+        """Validate the values of the fields; `strict` calls this method after `__init__` and before saving."""
         sizes = ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_position_embeddings")
-        for name in (*sizes, "decoder_layers"):  # without the decoder's cache, searches lose count of the positions
+        for name in (*sizes, "decoder_layers"):  # generation tracks positions by the decoder's cache
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.encoder_layers < 0:
@@ -232,15 +232,15 @@ class VaswaniConfig(PreTrainedConfig):
 
     @classmethod
     def from_table3(cls, row: str, **overrides) -> "VaswaniConfig":
-        """The configuration of one row of the paper's Table 3.
+        """Configuration of one row of the paper's Table 3.
 
         Args:
-            row (`str`): A key of `TABLE_3`: the block's letter and what changes ("A-h1", "C-N2"), "base" or "big".
+            row (`str`): Key of `TABLE_3`: "base", "big", or the block's letter and its variation ("A-h1", "C-N2").
             **overrides: Fields that replace those of the row.
 
         Raises:
-            ValueError: No such row.
-            TypeError: An override is not a field.
+            ValueError: Unknown row.
+            TypeError: Unknown field.
         """
         if row not in TABLE_3:
             raise ValueError(f"Table 3 has no row {row!r}; its rows are {', '.join(TABLE_3)}.")

@@ -1,4 +1,4 @@
-"""`pipeline("translation")`, which transformers 5 no longer has: raw text in, raw text out."""
+"""`pipeline("translation")` for raw text, a task that transformers 5 removed."""
 
 from contextlib import nullcontext
 
@@ -8,10 +8,10 @@ from transformers import Pipeline
 
 
 class VaswaniTranslationPipeline(Pipeline):
-    """Translates with a sequence-to-sequence model, as the pipeline of transformers 4 did.
+    """Translation pipeline compatible with that of transformers 4.
 
-    Takes a sentence, a list of sentences or a generator. Options of `generate()` may be given when the pipeline is
-    made or called.
+    Inputs are a sentence, a list of sentences or a generator. The constructor and the call accept options of
+    `generate()`.
 
     Example:
 
@@ -26,27 +26,27 @@ class VaswaniTranslationPipeline(Pipeline):
 
     BATCH_SIZE_OF_LISTS = 16
     SHOW_PROGRESS_FROM = 200  # sentences
-    MOST_PADDING = 128  # tokens that a vocabulary may be larger than its tokenizer, as `pad_to_multiple_of` makes it
+    MOST_PADDING = 128  # upper bound on unused vocabulary entries, as from `pad_to_multiple_of`
 
     def __init__(self, *args, **kwargs):
         """
         Raises:
-            ValueError: The tokenizer is of another model: the model's vocabulary has another size.
+            ValueError: The sizes of the tokenizer and of the model's vocabulary do not match.
         """
         super().__init__(*args, **kwargs)
         unused = self.model.config.vocab_size - len(self.tokenizer or [])
         if self.tokenizer is not None and not 0 <= unused < self.MOST_PADDING:
             raise ValueError(
-                f"The tokenizer has {len(self.tokenizer)} tokens, the model's vocabulary "
-                f"{self.model.config.vocab_size}: they do not belong together."
+                f"The tokenizer has {len(self.tokenizer)} tokens, but the model's vocabulary "
+                f"{self.model.config.vocab_size}: they do not match."
             )
 
     def __call__(self, inputs, batch_size: int | None = None, progress: bool | None = None, **kwargs):
         """
         Args:
             inputs (`str`, `list[str]`, generator or `KeyDataset`): Raw text. Empty text gives empty text.
-            batch_size (`int`, *optional*): Sentences translated together; by default, 16 of similar length in a list.
-            progress (`bool`, *optional*): Show a progress bar; by default, for lists of 200 or more.
+            batch_size (`int`, *optional*): Sentences per batch; by default, lists use 16 sentences of similar length.
+            progress (`bool`, *optional*): Show a progress bar; by default, for lists of 200 sentences or more.
             return_tensors (`bool`, *optional*): Return the tokens as `translation_token_ids` instead of text.
             truncation (`bool`, *optional*): Truncate text to the tokenizer's `model_max_length`.
             clean_up_tokenization_spaces (`bool`, *optional*): Passed to the tokenizer's `decode`.
@@ -54,18 +54,18 @@ class VaswaniTranslationPipeline(Pipeline):
 
         Returns:
             For a sentence, a list of dictionaries `{"translation_text": ...}`, one for each returned sequence. For a
-            list, one such dictionary a sentence, or a list of them where more are returned. For a generator, an
-            iterator over what the single sentences give.
+            list, one such dictionary for each sentence, or a list of them for several returned sequences. For a
+            generator, an iterator over the results of the single sentences.
 
         Raises:
-            TypeError: Something to translate is not a `str`.
+            TypeError: An input is not a `str`.
         """
         if not isinstance(inputs, list):
             return super().__call__(inputs, batch_size=batch_size, **kwargs)
         for index, text in enumerate(inputs):
             if not isinstance(text, str):
                 raise TypeError(f"inputs[{index}] must be a str, got {type(text).__name__}.")
-        # Sentences of similar length, longest first, waste the least of a batch.
+        # Sort by length, longest first, for batches with little padding.
         order = sorted(range(len(inputs)), key=lambda index: -len(inputs[index]))
         outputs = super().__call__(
             (inputs[index] for index in order),
@@ -74,7 +74,7 @@ class VaswaniTranslationPipeline(Pipeline):
         )
         hide = len(inputs) < self.SHOW_PROGRESS_FROM if progress is None else not progress
         results: list = [None] * len(inputs)
-        with getattr(self.model, "fixed_weights", nullcontext)():  # other models come here too
+        with getattr(self.model, "fixed_weights", nullcontext)():  # the pipeline accepts other models too
             for index, output in zip(order, tqdm(outputs, total=len(inputs), desc="Translating", disable=hide)):
                 results[index] = output
         return [result[0] if len(result) == 1 else result for result in results]
@@ -90,7 +90,7 @@ class VaswaniTranslationPipeline(Pipeline):
         return preprocess, generate_kwargs, {name: value for name, value in postprocess.items() if value is not None}
 
     def preprocess(self, text: str, truncation: bool = False) -> dict:
-        """The tokens of a sentence, `(1, source)`."""
+        """Tokenise a sentence to `input_ids` and `attention_mask` of shape `(1, source)`."""
         if not isinstance(text, str):
             raise TypeError(f"The text to translate must be a str, got {type(text).__name__}.")
         encoded = self.tokenizer(text, return_tensors="pt", truncation=truncation)
@@ -101,7 +101,7 @@ class VaswaniTranslationPipeline(Pipeline):
         }
 
     def _forward(self, model_inputs: dict, **generate_kwargs) -> dict:
-        """`output_ids` of shape `(batch, returned sequences, target)`."""
+        """Generate `output_ids` of shape `(batch, returned sequences, target)`."""
         is_empty = model_inputs.pop("is_empty")
         sequences = self.model.generate(**model_inputs, **generate_kwargs)
         if not isinstance(sequences, torch.Tensor):

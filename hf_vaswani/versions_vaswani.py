@@ -1,6 +1,6 @@
-"""Oldest versions of torch and transformers that this code works with, compared on import.
+"""Oldest supported versions of torch and transformers, checked on import.
 
-Other files import this one first, so that an older version is named instead of the first thing that it lacks.
+Other files import this one first, so an older version raises a clear error instead of an error on a missing name.
 """
 
 import torch
@@ -11,7 +11,7 @@ OLDEST = {"torch": "2.6", "transformers": "5.18"}
 
 
 def check_version(name: str, found: str, oldest: str) -> None:
-    """Compare major and minor version; a pre-release counts as its release.
+    """Check the major and minor version; a pre-release counts as its release.
 
     Raises:
         ImportError: `found` is older than `oldest`.

@@ -130,10 +130,10 @@ def test_what_is_not_text_is_named(checkpoint):
 
 
 def test_a_tokenizer_of_another_model_is_refused(checkpoint, tokenizer):
-    with pytest.raises(ValueError, match=rf"tokenizer has {len(tokenizer)} tokens, the model's vocabulary 40"):
+    with pytest.raises(ValueError, match=rf"tokenizer has {len(tokenizer)} tokens, but the model's vocabulary 40"):
         pipeline("translation", model=tiny_model(), tokenizer=tokenizer)
     larger = tiny_model(vocab_size=len(tokenizer) + 200)
-    with pytest.raises(ValueError, match=rf"tokenizer has {len(tokenizer)} tokens, the model's vocabulary"):
+    with pytest.raises(ValueError, match=rf"tokenizer has {len(tokenizer)} tokens, but the model's vocabulary"):
         pipeline("translation", model=larger, tokenizer=tokenizer)
     padded = tiny_model(vocab_size=-(-len(tokenizer) // 64) * 64)
     assert len(pipeline("translation", model=padded, tokenizer=tokenizer)(["a"], max_new_tokens=2)) == 1

@@ -55,9 +55,9 @@ def test_the_average_is_tied(run):
 def test_what_cannot_be_averaged_is_named(run, capsys):
     output = ["--output", str(run / "mean")]
     assert main(["average", "--run", str(run), "--last", "11", *output]) == 1
-    assert "asked for the last 11 checkpoints, and it has written 10" in capsys.readouterr().err
+    assert "expected 11 checkpoints, found 10" in capsys.readouterr().err
     assert main(["average", "--run", str(run), "--last", "5", *output]) == 1
-    assert "of the last 5 checkpoints, these are gone: checkpoint-60, checkpoint-70" in capsys.readouterr().err
+    assert "of the last 5 checkpoints, these are missing: checkpoint-60, checkpoint-70" in capsys.readouterr().err
 
     VaswaniForConditionalGeneration(tiny_config(d_ff=32)).save_pretrained(run / "other")
     names = [str(run / "checkpoint-80"), str(run / "other")]
@@ -68,14 +68,14 @@ def test_what_cannot_be_averaged_is_named(run, capsys):
 
     (run / "mean").mkdir()
     assert main(["average", "--run", str(run), "--last", "2", *output]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_a_best_checkpoint_from_long_ago_is_not_one_of_the_last(run, capsys):
     """The Trainer keeps it when it deletes its neighbours."""
     (run / "checkpoint-80").rename(run / "checkpoint-20")
     assert main(["average", "--run", str(run), "--last", "3", "--output", str(run / "mean")]) == 1
-    assert "of the last 3 checkpoints, these are gone: checkpoint-80." in capsys.readouterr().err
+    assert "of the last 3 checkpoints, these are missing: checkpoint-80." in capsys.readouterr().err
     assert main(["average", "--run", str(run), "--last", "2", "--output", f"{run}/mean/"]) == 0
 
 

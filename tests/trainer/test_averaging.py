@@ -131,7 +131,7 @@ def test_the_mean_of_the_last_checkpoints_is_written_and_they_are_kept(tmp_path,
     trainer.args.average_count = 5  # of a run that ended with fewer; what is there already gives way
     with caplog.at_level(logging.WARNING):
         assert write_average(trainer) == output
-    assert "of 5 checkpoints, there are 3" in caplog.text
+    assert "expected 5 checkpoints, found 3" in caplog.text
 
 
 def test_the_mean_of_the_best_checkpoints_is_written_and_they_are_kept(tmp_path, tokenizer, pairs, monkeypatch):
@@ -161,7 +161,7 @@ def test_more_checkpoints_to_average_on_resume_take_no_older_best_one(tmp_path, 
     assert names == ["checkpoint-1", "checkpoint-7", "checkpoint-8", "checkpoint-9"]
     with caplog.at_level(logging.WARNING):
         output = write_average(trainer)
-    assert "of 4 checkpoints, there are 3" in caplog.text
+    assert "expected 4 checkpoints, found 3" in caplog.text
     record = json.loads((output / "averaged_from.json").read_text())
     assert record["checkpoints"] == [str(tmp_path / name) for name in names[1:]]
     assert_mean(output, [tmp_path / name for name in names[1:]])

@@ -118,13 +118,13 @@ def test_a_model_of_the_hub_is_found_in_its_cache(words, start, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--model_overrides", "{dropout: 0.3, d_ff: 32}"], "d_ff is 24 in {start}, and the run asks for 32"),
-        (["--model", "big"], "d_model is 16 in {start}, and the run asks for 1024"),
+        (["--model_overrides", "{dropout: 0.3, d_ff: 32}"], "d_ff is 24 in {start}, but the run sets 32"),
+        (["--model", "big"], "d_model is 16 in {start}, but the run sets 1024"),
         (["--model", "huge"], "Table 3 has no row 'huge'"),
         (["--model_overrides", "{d_fff: 32}"], "no field 'd_fff'"),
         (["--model_overrides", "{dropout: 3}"], "dropout must be in [0, 1), got 3"),
         (["--model_overrides", "{dropout: much}"], "model_overrides, dropout: "),
-        (["--vocab_size", "500"], "vocab_size=500: with init_from the vocabulary is that of {start}, 400 tokens"),
+        (["--vocab_size", "500"], "vocab_size=500: with init_from, the vocabulary is that of {start}, 400 tokens"),
         (["--init_from", "nowhere/at-all"], "init_from nowhere/at-all: no such folder, and not on the Hub"),
         (["--init_from", "no where"], "init_from no where: no such folder, and not on the Hub"),
         (["--init_from", "$NOWHERE/model"], "the environment variable NOWHERE is not set"),
@@ -179,9 +179,9 @@ def test_a_vocabulary_larger_than_the_model_is_refused(words, start, tokenizer, 
     copy = shutil.copytree(start, tmp_path / "start")
     extend_tokenizer(tokenizer, ["Spektrometer"] * 9, 1).save_pretrained(copy)
     assert main(words(tmp_path / "run", "--max_steps", "1", init_from=copy)) == 1
-    assert f"{copy}: the tokenizer has an id 400, the model 400 embeddings" in error_of(capsys)
+    assert f"{copy}: the tokenizer has an id 400, but the model 400 embeddings" in error_of(capsys)
     assert main(words(tmp_path / "run", "--max_steps", "1", "--extend_vocabulary", "9", init_from=copy)) == 1
-    assert f"{copy}: the tokenizer has an id 400, the model 400 embeddings" in error_of(capsys)
+    assert f"{copy}: the tokenizer has an id 400, but the model 400 embeddings" in error_of(capsys)
 
 
 # Going on
@@ -324,7 +324,7 @@ def test_a_run_stops_when_bleu_no_longer_rises_and_leaves_the_best(words, tmp_pa
     scored(monkeypatch, {2: 1, 4: 5, 6: 4, 8: 9, 10: 9, 12: 8})
     with caplog.at_level("INFO"):
         assert main(words(tmp_path, *STOPPING, "--early_stopping_patience", "2")) == 0
-    assert "Stopped after update 12: eval_bleu has not become better in 2 evaluations" in caplog.text
+    assert "Stopped after update 12: no improvement of eval_bleu in 2 evaluations" in caplog.text
     assert f"Best: {tmp_path}/checkpoint-8 (eval_bleu 9)" in caplog.text
     assert [folder.name for folder in complete_checkpoints(tmp_path)] == ["checkpoint-8", "checkpoint-12"]
     same_weights(weights_of(tmp_path / "checkpoint-8"), weights_of(tmp_path))

@@ -49,7 +49,7 @@ def test_a_signal_ends_the_update_writes_a_checkpoint_and_loses_nothing(
         signal_within_batch(patch, 5, number)
         main(train_argv(data, tmp_path, "--max_steps", "6"))
     assert stop.value.code == status
-    assert f"{number.name}: stopped after update 3, with a checkpoint. --resume goes on." in caplog.text
+    assert f"{number.name}: stopped after update 3, with a checkpoint. --resume" in caplog.text
     assert signal.getsignal(number) == handler
     assert [folder.name for folder in complete_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-3"]
     assert not (tmp_path / "model.safetensors").exists()

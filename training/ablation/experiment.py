@@ -1,4 +1,4 @@
-"""Rows of Table 3, trained alike and evaluated, in one folder."""
+"""Train and evaluate rows of Table 3 under the same conditions."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ from .table import RESULT
 logger = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer"
-# What `hf-vaswani train` is told of each run by this command.
+# Arguments of `hf-vaswani train` that this command sets itself.
 OURS = ("model", "output_dir", "seed", "resume", "average", "average_count", "tokenizer_from", "config")
 
 
@@ -47,49 +47,46 @@ class AblationManifest(TypedDict):
     must_match: dict[str, Any]
 
 
-# The runs
-
-
 class Ablation:
-    """Rows of Table 3 that are trained alike, in one folder.
+    """Runs of Table 3's rows in one folder, trained under the same conditions.
 
     Args:
-        words (`list[str]`): Of the command line of `hf-vaswani train`: the recipe, and what differs from it.
-        folder (`Path`): Where vocabulary, runs and table go.
-        scale (`Fraction`): Of the widths of the recipe's model.
-        average_last (`int`): Checkpoints at the end of a run whose mean is evaluated.
+        argv (`list[str]`): Command line for `hf-vaswani train`: the recipe and its overrides.
+        folder (`Path`): Folder for the vocabulary, the runs and the table.
+        scale (`Fraction`): Factor on the widths of the recipe's model.
+        average_last (`int`): Number of final checkpoints whose mean is evaluated.
 
     Raises:
-        ValueError: The recipe cannot be used for this.
+        ValueError: The recipe does not allow a comparison of rows.
     """
 
-    def __init__(self, words: list[str], folder: Path, scale: Fraction = Fraction(1), average_last: int = 5):
-        self.words, self.folder, self.average_last = words, folder, average_last
-        model_args, data, args = parse_arguments(words)
+    def __init__(self, argv: list[str], folder: Path, scale: Fraction = Fraction(1), average_last: int = 5):
+        self.argv, self.folder, self.average_last = argv, folder, average_last
+        model_args, data, args = parse_arguments(argv)
         self.base, self.max_steps, self.seed = base_config(model_args, scale), args.max_steps, args.seed
         _check_recipe(data, args)
 
     def prepare(self) -> None:
-        """Learns the vocabulary and tokenises, once for all runs.
+        """Learn the vocabulary and tokenise the data, once for all runs.
 
         Raises:
             ValueError: The folder has runs of another recipe.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        place = self.folder / TOKENIZER
+        vocabulary = self.folder / TOKENIZER
         with FileLock(self.folder / "prepare.lock"), TemporaryDirectory(dir=self.folder) as scratch:
-            known = ["--tokenizer_from", str(place)] if place.is_dir() else []
-            arguments = parse_arguments([*self.words, *self._model("base"), *known, "--output_dir", scratch])
+            reuse = ["--tokenizer_from", str(vocabulary)] if vocabulary.is_dir() else []
+            arguments = parse_arguments([*self.argv, *self._model_argv("base"), *reuse, "--output_dir", scratch])
             trainer = make_trainer(*arguments, None)
             self._check_same(self._record(trainer, arguments[1]))
-            if not known:
+            if not reuse:
                 tokenizer = Path(scratch) / TOKENIZER
                 trainer.processing_class.save_pretrained(tokenizer)
                 sync(tokenizer)
-                tokenizer.rename(place)
+                tokenizer.rename(vocabulary)
 
     def _record(self, trainer: VaswaniTrainer, data: DataArguments) -> dict:
-        """What makes results comparable: how all runs learn, and how they are evaluated."""
+        """Training and evaluation settings that all runs must share for their results to be comparable."""
         must_match, args = dict(trainer.manifest["must_match"]), trainer.args
         del must_match["seed"]
         must_match |= {
@@ -106,29 +103,31 @@ class Ablation:
             write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
             return
         earlier = read_manifest(path, AblationManifest)
-        if found := changes(earlier["must_match"], record["must_match"]):
-            raise ValueError(f"{self.folder} has rows of another recipe, choose another --output: {', '.join(found)}.")
+        if changed := changes(earlier["must_match"], record["must_match"]):
+            raise ValueError(
+                f"{self.folder} has rows of another recipe, choose another --output: {', '.join(changed)}."
+            )
 
-    def _model(self, row: str) -> list[str]:
-        """Words that say what model a row is, whatever the recipe's is."""
+    def _model_argv(self, row: str) -> list[str]:
+        """Command-line arguments that select a row's model, overriding the recipe's."""
         fields, paper = model_fields(row_config(self.base, row)), model_fields(VaswaniConfig.from_table3(row))
         overrides = {n: v for n, v in fields.items() if v != paper[n] or n in ("d_k", "d_v")}
         return ["--model", row, "--model_overrides", json.dumps(overrides, allow_nan=False)]
 
     def words_of(self, row: str, seed: int) -> list[str]:
-        """The words for `hf-vaswani train` that make a run."""
+        """Command line of `hf-vaswani train` for a row and a seed."""
         run = self.folder / row / f"seed-{seed}"
         steps = self.max_steps * UPDATES.get(row, UPDATES["base"]) // UPDATES["base"]
-        words = [*self.words, *self._model(row), "--output_dir", str(run), "--seed", str(seed)]
-        words += ["--max_steps", str(steps), "--tokenizer_from", str(self.folder / TOKENIZER)]
-        words += ["--average", "last", "--average_count", str(self.average_last)]
-        return [*words, "--resume", str(bool(complete_checkpoints(run))).lower()]
+        argv = [*self.argv, *self._model_argv(row), "--output_dir", str(run), "--seed", str(seed)]
+        argv += ["--max_steps", str(steps), "--tokenizer_from", str(self.folder / TOKENIZER)]
+        argv += ["--average", "last", "--average_count", str(self.average_last)]
+        return [*argv, "--resume", str(bool(complete_checkpoints(run))).lower()]
 
     def run(self, row: str, seed: int) -> bool:
-        """Trains and evaluates a row with a seed, unless another command is at it.
+        """Train and evaluate a row with a seed, unless another process has claimed the run.
 
         Returns:
-            Whether the run is finished; it may have been before.
+            True if the run is finished, now or earlier; False if another process has claimed it.
         """
         run = self.folder / row / f"seed-{seed}"
         try:
@@ -147,7 +146,7 @@ class Ablation:
             return False
 
     def differences(self, row: str) -> dict:
-        """The fields in which a row differs from base; of base, all those in which rows differ."""
+        """Fields in which a row differs from base; for base itself, its values of all fields that rows vary."""
         fields, base = model_fields(row_config(self.base, row)), model_fields(self.base)
         if row == "base":
             return {name: base[name] for name in (*COUNTED, "dropout", "label_smoothing", "position_embedding")}
@@ -155,19 +154,19 @@ class Ablation:
 
 
 def _check_recipe(data: DataArguments, args: VaswaniTrainingArguments) -> None:
-    """Raises ValueError for a recipe that rows cannot be compared by."""
+    """Raise ValueError for a recipe that does not allow a comparison of rows."""
     if not (data.eval_files or data.dataset_name):
         raise ValueError("No evaluation data to compare the rows on: set eval_files or dataset_name.")
     if args.max_steps < 1:
-        raise ValueError("num_train_epochs: the rows take the same number of updates, set max_steps instead.")
+        raise ValueError("num_train_epochs: all rows train for the same number of updates; set max_steps instead.")
     if args.early_stopping_patience is not None:
-        raise ValueError("early_stopping_patience: the rows take the same number of updates, max_steps.")
+        raise ValueError("early_stopping_patience: all rows train for the same number of updates, max_steps.")
     if args.world_size > 1:
         raise ValueError(
-            f"A row trains on one device, and this is one of {args.world_size} processes. Start the command once for "
-            "each device (CUDA_VISIBLE_DEVICES=0 hf-vaswani ablate ...): each takes rows that no other is at."
+            f"Expected one process, found {args.world_size}: a row trains on one device. Start the command once for "
+            "each device (CUDA_VISIBLE_DEVICES=0 hf-vaswani ablate ...): each process claims an unclaimed row."
         )
-    _bleu(args)  # its name may be wrong
+    _bleu(args)  # raises for an unknown tokenisation
 
 
 def _bleu(args: VaswaniTrainingArguments) -> dict:
@@ -175,13 +174,13 @@ def _bleu(args: VaswaniTrainingArguments) -> dict:
 
 
 def evaluate(trainer: VaswaniTrainer) -> dict:
-    """Perplexity and BLEU of the averaged weights on the evaluation data, by the search of section 6.1.
+    """Perplexity and BLEU of the averaged weights on the evaluation data, with the search of section 6.1.
 
     Args:
-        trainer (`VaswaniTrainer`): After a training with `average=last`.
+        trainer (`VaswaniTrainer`): Trainer after training with `average=last`.
 
     Raises:
-        ValueError: The perplexity is infinite or not a number, which no table can hold.
+        ValueError: The perplexity is infinite or NaN.
     """
     started, args, pairs = time.monotonic(), trainer.args, trainer.eval_dataset
     folder = Path(args.output_dir) / "average-last"
@@ -206,7 +205,7 @@ def evaluate(trainer: VaswaniTrainer) -> dict:
 
 
 def training_cost(trainer: VaswaniTrainer) -> dict:
-    """Updates, tokens and seconds of a training; `None` where they are not known."""
+    """Updates, tokens and seconds of a training run; `None` for unknown values."""
     without_embeddings = trainer.model.num_parameters(exclude_embeddings=True)
     spent = cost(vars(trainer.state), without_embeddings, trainer.args.world_size)
     names = ("updates", "source_tokens", "target_tokens", "seconds")

@@ -1,7 +1,7 @@
-"""Figures of a translation: each with the signature, the interval and the words that it needs to be quoted.
+"""Metrics of translations, each with its signature and confidence interval.
 
-BLEU, chrF, TER, their bootstrap intervals and the tests between systems are sacreBLEU's; compound-split BLEU is one
-more metric in its terms, so that all of them go the same way.
+BLEU, chrF, TER, their bootstrap intervals and the paired significance tests are sacreBLEU's. Compound-split BLEU
+implements sacreBLEU's `Metric`.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ TESTS = {"bootstrap": "bs", "randomization": "ar"}
 
 NOTES = {
     "TER": "edits for 100 words of the reference; lower is better.",
-    "tokenised BLEU": "counts the words of text as it was tokenised beforehand; not comparable with sacreBLEU.",
-    "compound-split BLEU": "the paper's count, of Moses' words with compounds split; not comparable with sacreBLEU.",
+    "tokenised BLEU": "computed on the tokens of the input text; not comparable with sacreBLEU.",
+    "compound-split BLEU": "the paper's metric, on Moses tokens with compounds split; not comparable with sacreBLEU.",
 }
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95% interval from `samples` bootstrap resamples: `mean` ± `half_width`."""
+    """95% confidence interval `mean` ± `half_width` from `samples` bootstrap resamples."""
 
     mean: float
     half_width: float
@@ -41,16 +41,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class MetricScore:
-    """One figure, with what is needed to quote it.
+    """Score of one metric, with the facts needed to report it.
 
     Attributes:
-        name (`str`): As a paper would call it.
-        score (`float`): Unrounded. BLEU, chrF and TER count to 100.
-        signature (`str`): What it was computed with and by.
-        interval (`Interval`, *optional*): If it was asked for.
-        details (`dict`): What it is made of.
-        note (`str`): What is to be known before it is compared.
-        digits (`int`): Behind the decimal point, for people to read.
+        name (`str`): Name of the metric in papers.
+        score (`float`): Unrounded score. BLEU, chrF and TER are percentages.
+        signature (`str`): Version and settings of the metric.
+        interval (`Interval`, *optional*): Confidence interval, if requested.
+        details (`dict`): Components of the score.
+        note (`str`): Caveat for comparisons.
+        digits (`int`): Decimal places in reports.
     """
 
     name: str
@@ -64,9 +64,9 @@ class MetricScore:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system against a baseline in one metric: the two scores, and the p-value by each of `TESTS`.
+    """Comparison of a system with a baseline in one metric: both scores, and a p-value for each of `TESTS`.
 
-    A p-value is about how often chance alone would make a difference as large as this one.
+    A p-value estimates how often chance alone gives a difference at least this large.
     """
 
     metric: str
@@ -79,7 +79,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The sentences whose length is from `shortest` to `longest` words (`None`: and longer), and their scores.
+    """Scores of the sentences with `shortest` to `longest` words (`None`: unbounded).
 
     An empty bucket has no scores.
     """
@@ -92,7 +92,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence with its own score; `line` counts from 1."""
+    """Sentence with its sentence-level score; `line` counts from 1."""
 
     line: int
     score: float
@@ -102,12 +102,14 @@ class Example:
 
 
 class ResampledCHRF(CHRF):
-    """sacreBLEU's chrF, whose scores of resamples are of one type: sacreBLEU gives those without any match another
-    one, and then has no mean of the two."""
+    """sacreBLEU's chrF with float32 scores for all resamples.
+
+    sacreBLEU returns another type for a resample without any match, and cannot average the two types.
+    """
 
     def _compute_score_from_stats(self, stats):
         result = super()._compute_score_from_stats(stats)
-        if isinstance(stats, np.ndarray):  # of a resample
+        if isinstance(stats, np.ndarray):  # statistics of a resample
             result.score = np.float32(result.score)
         return result
 
@@ -120,24 +122,24 @@ def build_metrics(
     target_lang: str = "",
     warn: bool = True,
 ) -> dict[str, Metric]:
-    """Metrics by the names that papers call them.
+    """Build sacreBLEU metrics, by their names in papers.
 
     Args:
-        names (`tuple[str]`): Of `METRICS`.
-        tokenize (`tuple[str]`): sacreBLEU tokenisations, each a BLEU of its own; `None` is sacreBLEU's choice for
-            `target_lang`, which is 13a but for Chinese, Japanese and Korean.
-        lowercase (`bool`): Ignore case. TER does anyway.
-        language (`str`, *optional*): Language that compound-split BLEU tokenises; `None`: the text is tokenised.
+        names (`tuple[str]`): Entries of `METRICS`.
+        tokenize (`tuple[str]`): sacreBLEU tokenisations, one BLEU for each. `None` selects sacreBLEU's default for
+            `target_lang`: 13a, except for Chinese, Japanese and Korean.
+        lowercase (`bool`): Ignore case. TER always does.
+        language (`str`, *optional*): Language of compound-split BLEU's tokeniser; `None` for tokenised text.
         target_lang (`str`): Language code of the translations, if known.
         warn (`bool`): Let sacreBLEU log a warning, at each use, about text that looks tokenised.
 
     Raises:
-        ValueError: An unknown name, tokenisation or language.
+        ValueError: Unknown metric, tokenisation or language.
     """
     metrics: dict[str, Metric] = {}
     for name in names:
         if name not in METRICS:
-            raise ValueError(f"No metric {name!r}; there are {', '.join(METRICS)}.")
+            raise ValueError(f"Unknown metric {name!r}; expected one of {', '.join(METRICS)}.")
         if name == "bleu":
             for position, choice in enumerate(dict.fromkeys(tokenize)):
                 metrics[_bleu_name(choice, position > 0)] = _bleu(choice, lowercase, target_lang, warn)
@@ -152,14 +154,14 @@ def build_metrics(
 
 def _bleu(tokenize: str | None, lowercase: bool, target_lang: str, warn: bool) -> BLEU:
     if tokenize is not None and tokenize not in TOKENIZERS:
-        raise ValueError(f"No tokenisation {tokenize!r}; there are {', '.join(TOKENIZERS)}.")
+        raise ValueError(f"Unknown tokenisation {tokenize!r}; expected one of {', '.join(TOKENIZERS)}.")
     return BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none" or not warn, trg_lang=target_lang)
 
 
-def _bleu_name(tokenize: str | None, another: bool) -> str:
+def _bleu_name(tokenize: str | None, name_tokenization: bool) -> str:
     if tokenize == "none":
         return "tokenised BLEU"
-    return f"sacreBLEU ({tokenize})" if another else "sacreBLEU"
+    return f"sacreBLEU ({tokenize})" if name_tokenization else "sacreBLEU"
 
 
 def measure(
@@ -168,13 +170,13 @@ def measure(
     references: list[list[str]],
     n_bootstrap: int = 0,
 ) -> list[MetricScore]:
-    """Figures of a system.
+    """Score translations in each metric.
 
     Args:
         metrics (`dict[str, Metric]`): From `build_metrics`.
         hypotheses (`list[str]`): Translations.
         references (`list[list[str]]`): Lists of references, each parallel to `hypotheses`.
-        n_bootstrap (`int`): Resamples for the intervals; 0 for none. sacreBLEU's seed: see `seeded`.
+        n_bootstrap (`int`): Resamples for the intervals; 0 for none. `seeded` sets the seed.
     """
     figures = []
     for name, metric in metrics.items():
@@ -182,9 +184,9 @@ def measure(
         signature = str(metric.get_signature())
         interval = None
         if n_bootstrap > 1:
-            told = json.loads(result.format(width=12, signature=signature, is_json=True))
-            if "confidence_mean" in told:  # sacreBLEU leaves it out where the mean is 0
-                interval = Interval(told["confidence_mean"], told["confidence_var"], n_bootstrap)
+            formatted = json.loads(result.format(width=12, signature=signature, is_json=True))
+            if "confidence_mean" in formatted:  # sacreBLEU omits a mean of 0
+                interval = Interval(formatted["confidence_mean"], formatted["confidence_var"], n_bootstrap)
         details = _bleu_details(result) if isinstance(metric, BLEU) else {}
         figures.append(MetricScore(name, result.score, signature, interval, details, NOTES.get(name, "")))
     return figures
@@ -206,21 +208,21 @@ def compare(
     references: list[list[str]],
     samples: dict[str, int] | None = None,
 ) -> list[Comparison]:
-    """sacreBLEU's paired tests of a system against a baseline.
+    """Compare a system with a baseline by sacreBLEU's paired significance tests.
 
     Args:
-        metrics (`dict[str, Metric]`): From `build_metrics`, not used for intervals before.
-        system (`list[str]`): Translations.
-        baseline (`tuple[str, list[str]]`): Name and translations.
-        references (`list[list[str]]`): As for `measure`.
-        samples (`dict[str, int]`, *optional*): Of which of `TESTS`, how many trials; sacreBLEU's own numbers, 1000 of
-            the bootstrap and 10,000 of the randomization, when not given.
+        metrics (`dict[str, Metric]`): From `build_metrics`. Metrics that computed intervals cannot be reused.
+        system (`list[str]`): Translations of the system.
+        baseline (`tuple[str, list[str]]`): Name and translations of the baseline.
+        references (`list[list[str]]`): See `measure`.
+        samples (`dict[str, int]`, *optional*): Trials for each of `TESTS`; sacreBLEU's defaults, 1000 for the
+            bootstrap and 10,000 for the randomization, when not given.
     """
     comparisons = []
     for name, metric in metrics.items():
         p_values, signatures = {}, {}
         for test, code in TESTS.items():
-            # One metric at a time: PairedTest tells metrics apart by names that two kinds of BLEU share.
+            # One metric at a time: PairedTest keys metrics by name, and two BLEU variants share theirs.
             paired = PairedTest(
                 [baseline, ("system", system)],
                 {name: metric},
@@ -228,13 +230,13 @@ def compare(
                 test_type=code,
                 n_samples=(samples or {}).get(test, 0),
             )
-            found, scores = paired()
-            [signature] = found.values()
-            [(theirs, ours)] = [column for key, column in scores.items() if key != "System"]
-            # No difference at all is what chance gives always; sacreBLEU calls it significant.
-            p_values[test] = 1.0 if ours.score == theirs.score else ours.p_value
+            metric_signatures, scores = paired()
+            [signature] = metric_signatures.values()
+            [(baseline_result, result)] = [column for key, column in scores.items() if key != "System"]
+            # sacreBLEU reports equal scores as significant; the p-value of no difference is 1.
+            p_values[test] = 1.0 if result.score == baseline_result.score else result.p_value
             signatures[test] = str(signature)
-        comparisons.append(Comparison(name, baseline[0], theirs.score, ours.score, p_values, signatures))
+        comparisons.append(Comparison(name, baseline[0], baseline_result.score, result.score, p_values, signatures))
     return comparisons
 
 
@@ -245,21 +247,21 @@ def by_length(
     lengths: list[int],
     bounds: list[int],
 ) -> list[Bucket]:
-    """Scores of sentences that are about equally long.
+    """Score sentences in buckets of similar length.
 
     Args:
-        metrics, hypotheses, references: As for `measure`.
-        lengths (`list[int]`): Of each sentence, in words.
-        bounds (`list[int]`): Longest length of each bucket but the last, which takes the rest; rising.
+        metrics, hypotheses, references: See `measure`.
+        lengths (`list[int]`): Length of each sentence in words.
+        bounds (`list[int]`): Longest length of each bucket, ascending; one more bucket holds all longer sentences.
     """
     buckets = []
     for shortest, longest in zip([0, *(bound + 1 for bound in bounds)], [*bounds, None]):
-        chosen = [i for i, n in enumerate(lengths) if n >= shortest and (longest is None or n <= longest)]
+        members = [i for i, n in enumerate(lengths) if n >= shortest and (longest is None or n <= longest)]
         scores = {}
-        if chosen:
-            own = [[stream[i] for i in chosen] for stream in references]
-            scores = {n: m.corpus_score([hypotheses[i] for i in chosen], own).score for n, m in metrics.items()}
-        buckets.append(Bucket(shortest, longest, len(chosen), scores))
+        if members:
+            streams = [[stream[i] for i in members] for stream in references]
+            scores = {n: m.corpus_score([hypotheses[i] for i in members], streams).score for n, m in metrics.items()}
+        buckets.append(Bucket(shortest, longest, len(members), scores))
     return buckets
 
 
@@ -273,10 +275,10 @@ def examples(
     """The `count` worst sentences, worst first, and the `count` best, best first; no sentence is in both.
 
     Args:
-        hypotheses, references: As for `measure`.
-        count (`int`): Of each, at most.
-        by (`str`): "bleu", sacreBLEU's of a sentence (with the effective order), or "chrf".
-        sources (`list[str]`, *optional*): To be shown with them.
+        hypotheses, references: See `measure`.
+        count (`int`): Maximum length of each list.
+        by (`str`): "bleu", sacreBLEU's sentence BLEU (effective order), or "chrf".
+        sources (`list[str]`, *optional*): Source sentences of the examples.
     """
     metric = BLEU(effective_order=True) if by == "bleu" else CHRF()
     groups = [list(group) for group in zip(*references)]
@@ -294,22 +296,22 @@ def examples(
 def ratio_interval(
     compute: Callable[[np.ndarray], np.ndarray], numerators: list[float], denominators: list[float], n_bootstrap: int
 ) -> Interval | None:
-    """Interval of a figure that is a function of a ratio of two sums over sentences; sacreBLEU's resampling and seed.
+    """Bootstrap interval of a function of a ratio of sums over sentences, with sacreBLEU's resampling and seed.
 
     Args:
-        compute (`Callable`): The function.
-        numerators, denominators (`list[float]`): A number a sentence.
-        n_bootstrap (`int`): Resamples; with fewer than 2, or values that are not finite, there is no interval.
+        compute (`Callable`): Function of the ratio.
+        numerators, denominators (`list[float]`): One summand for each sentence.
+        n_bootstrap (`int`): Resamples. Fewer than 2, or values that are not finite, give no interval.
     """
     if n_bootstrap < 2:
         return None
     seed = current_seed()
     rng = np.random.default_rng(None if seed == "none" else int(seed))
-    above, below = np.array(numerators), np.array(denominators)
+    numerator, denominator = np.array(numerators), np.array(denominators)
     values = np.empty(n_bootstrap)
     for sample in range(n_bootstrap):
-        chosen = rng.integers(len(above), size=len(above))
-        values[sample] = compute(above[chosen].sum() / below[chosen].sum())
+        indices = rng.integers(len(numerator), size=len(numerator))
+        values[sample] = compute(numerator[indices].sum() / denominator[indices].sum())
     if not np.isfinite(mean := float(values.mean())):
         return None
     values.sort()
@@ -318,13 +320,13 @@ def ratio_interval(
 
 
 def current_seed() -> str:
-    """sacreBLEU's seed: `SACREBLEU_SEED` of the environment, or 12345; "none" is a new one each time."""
+    """sacreBLEU's seed: the environment variable `SACREBLEU_SEED`, or 12345; "none" draws a new seed each time."""
     return os.environ.get("SACREBLEU_SEED", "12345").lower()
 
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Let sacreBLEU resample with this seed; `None` leaves it as it is."""
+    """Set sacreBLEU's resampling seed; `None` leaves it unchanged."""
     if seed is None:
         yield
         return

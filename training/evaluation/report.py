@@ -1,4 +1,4 @@
-"""A report of scores as a table, as Markdown, or as one JSON object."""
+"""Report of scores, formatted as a text table, Markdown or a JSON object."""
 
 import json
 import math
@@ -11,18 +11,18 @@ from .metrics import Bucket, Comparison, Example, MetricScore
 
 @dataclass
 class Report:
-    """What `hf-vaswani score` found.
+    """Result of `hf-vaswani score`.
 
     Attributes:
-        system (`str`): File of the translations or the model that made them, and the test set if it has a name.
-        sentences (`int`): How many.
-        empty (`int`): How many of them are empty.
-        figures (`list[MetricScore]`): The scores.
-        comparisons (`list[Comparison]`): With each baseline in each metric.
-        length_of (`str`): Whose length the `buckets` go by.
+        system (`str`): File of the translations or name of the model, and name of the test set if it has one.
+        sentences (`int`): Number of sentences.
+        empty (`int`): Number of empty translations.
+        figures (`list[MetricScore]`): Score of each metric.
+        comparisons (`list[Comparison]`): Comparisons with each baseline in each metric.
+        length_of (`str`): Text whose length defines the `buckets`.
         buckets (`list[Bucket]`): Scores by length.
-        examples_by (`str`): Metric of the examples.
-        worst, best (`list[Example]`): Sentences.
+        examples_by (`str`): Metric that ranks the examples.
+        worst, best (`list[Example]`): Sentences with the lowest and the highest scores.
     """
 
     system: str
@@ -38,10 +38,10 @@ class Report:
 
 
 def as_json(report: Report) -> str:
-    """One object; the first figure's parts stand at the top level too. A score that is infinite is null.
+    """Format a report as one JSON object, with the first figure repeated at the top level and null for infinity.
 
     Raises:
-        ValueError: A figure is not a number (NaN).
+        ValueError: A score is NaN.
     """
     for figure in report.figures:
         if math.isnan(figure.score):
@@ -52,7 +52,7 @@ def as_json(report: Report) -> str:
 
 
 def finite(value):
-    """The same value of JSON, with `None` for numbers that JSON does not have."""
+    """Replace NaN and infinity in a JSON value by `None`."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -61,17 +61,17 @@ def finite(value):
 
 
 def as_text(report: Report, markdown: bool = False, level: int = 3) -> str:
-    """Tables and lines for people, or the same in Markdown, with headings of a level."""
+    """Format a report as text or Markdown; `level` is the depth of the Markdown headings."""
     parts = [_figures(report, markdown)]
     if report.comparisons:
         parts += [_heading("Against baselines", markdown, level), _comparisons(report.comparisons, markdown)]
     if report.buckets:
         heading = f"By length of the {report.length_of} in words"
         parts += [_heading(heading, markdown, level), _buckets(report.buckets, markdown)]
-    for kind, found in (("Worst", report.worst), ("Best", report.best)):
-        if found:
+    for kind, examples in (("Worst", report.worst), ("Best", report.best)):
+        if examples:
             heading = f"{kind} sentences by {report.examples_by}"
-            parts += [_heading(heading, markdown, level), _examples(found, markdown)]
+            parts += [_heading(heading, markdown, level), _examples(examples, markdown)]
     return "\n\n".join(parts)
 
 
@@ -99,8 +99,8 @@ def _figures(report: Report, markdown: bool) -> str:
 
 def _bleu_parts(details: dict) -> str:
     precisions = "/".join(f"{p:.1f}" for p in details["precisions"])
-    words = f"{details['hypothesis_length']} words for {details['reference_length']}"
-    return f"{precisions}, BP {details['brevity_penalty']:.3f}, {words}"
+    lengths = f"{details['hypothesis_length']} words for {details['reference_length']}"
+    return f"{precisions}, BP {details['brevity_penalty']:.3f}, {lengths}"
 
 
 def _interval(figure: MetricScore) -> str:
@@ -126,15 +126,15 @@ def _buckets(buckets: list[Bucket], markdown: bool) -> str:
     names = list(next(bucket for bucket in buckets if bucket.scores).scores)
     rows = []
     for bucket in buckets:
-        reach = f"{bucket.shortest}+" if bucket.longest is None else f"{bucket.shortest}-{bucket.longest}"
+        lengths = f"{bucket.shortest}+" if bucket.longest is None else f"{bucket.shortest}-{bucket.longest}"
         scores = [_number(bucket.scores[name]) if bucket.scores else "-" for name in names]
-        rows.append([reach, str(bucket.sentences), *scores])
+        rows.append([lengths, str(bucket.sentences), *scores])
     return _grid(["words", "sentences", *names], rows, markdown, right=set(range(1, 2 + len(names))))
 
 
-def _examples(found: list[Example], markdown: bool) -> str:
+def _examples(examples: list[Example], markdown: bool) -> str:
     blocks = []
-    for example in found:
+    for example in examples:
         lines = [] if example.source is None else [f"source: {example.source}"]
         lines += [f"translation: {example.hypothesis}", *(f"reference: {text}" for text in example.references)]
         head = f"line {example.line}, {example.score:.1f}"
@@ -154,7 +154,7 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def _grid(header: list[str], rows: list[list[str]], markdown: bool, right: set[int]) -> str:
-    """A table; the columns in `right` are set to the right."""
+    """Format a table; `right` holds the indices of right-aligned columns."""
     if markdown:
         rule = ["--:" if i in right else "---" for i in range(len(header))]
         header, *rows = ([as_markdown(cell) for cell in row] for row in (header, *rows))

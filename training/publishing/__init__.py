@@ -1,1 +1,1 @@
-"""The model card, its facts, and the push to the Hub."""
+"""Model cards, the records they are written from, and the push to the Hub."""

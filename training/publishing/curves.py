@@ -17,12 +17,12 @@ def draw_curves(run: str, output: str) -> None:
     """Write a picture of a run's curves.
 
     Args:
-        run (`str`): Folder with a `trainer_state.json`: a finished run's, or a checkpoint's.
-        output (`str`): Picture to write; the ending chooses the format.
+        run (`str`): Folder of a finished run or of a checkpoint, with its `trainer_state.json`.
+        output (`str`): Picture to write; the file extension selects the format.
 
     Raises:
         FileNotFoundError: The folder has no `trainer_state.json`.
-        ValueError: That is broken.
+        ValueError: The `trainer_state.json` is malformed.
         ImportError: matplotlib is not installed.
     """
     try:
@@ -33,7 +33,7 @@ def draw_curves(run: str, output: str) -> None:
     state = Path(run) / STATE_NAME
     if not state.is_file():
         raise FileNotFoundError(
-            f"{state}: no such file; name the folder of a finished run, or one of its checkpoints."
+            f"{state}: no such file; expected the folder of a finished run or of one of its checkpoints."
         )
     history = read_state(Path(run)).get("log_history", [])
     figure = Figure(figsize=(4.5 * len(PANELS), 3.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Push a checkpoint to the Hub with a card that is written from its run; renew a card in place."""
+"""Push a checkpoint to the Hub, with a model card written from its run or an existing card updated in place."""
 
 import re
 import shlex
@@ -31,15 +31,15 @@ from .tensorboard_log import NAME as EVENTS
 CARD = "README.md"
 WEIGHTS = [r"model[\w.-]*\.safetensors", r"model\.safetensors\.index\.json"]
 CODE = sorted(path.name for path in Path(hf_vaswani.__file__).parent.glob("*_vaswani.py"))
-# What makes a checkpoint; not the optimiser's state and other pickles that the Trainer leaves beside it.
+# Files of a checkpoint. The optimiser state and the other pickles that the Trainer writes stay unpublished.
 NAMES = [*CODE, "checksums.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-RECORDS = [STATE_NAME, MANIFEST_NAME, AVERAGE_RECORD]  # written by `write_card`, without paths
+RECORDS = [STATE_NAME, MANIFEST_NAME, AVERAGE_RECORD]  # published by `write_card`, with paths removed
 RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder, and the model and tokenizer in it."""
+    """A checkpoint folder with its loaded model and tokenizer."""
 
     folder: Path
     model: PreTrainedModel
@@ -48,12 +48,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """What is to be translated and scored.
+    """Test set to translate and score.
 
     Attributes:
-        name (`str`): Of the test set.
-        texts (`Texts`): Sources, references, and translations by others to compare with.
-        files (`list[str]`): Of the sources, and then of the references.
+        name (`str`): Name of the test set.
+        texts (`Texts`): Sources, references and baseline translations.
+        files (`list[str]`): File of the sources, followed by the files of the references.
         tokenized (`bool`): The text is already tokenised.
     """
 
@@ -63,27 +63,27 @@ class EvaluationSet:
     tokenized: bool = False
 
     def metrics(self, language: str | None) -> tuple[str, ...]:
-        """What is computed, of `metrics.METRICS`: also the paper's count, for a target language that it knows."""
+        """Metrics to compute; compound-split BLEU, the paper's metric, is included for the languages it supports."""
         return (*DEFAULT_METRICS, "compound-bleu") if language in LANGUAGES else DEFAULT_METRICS
 
     def command(self, model: str, language: str | None) -> str:
-        """What gives the same scores."""
+        """Command line that reproduces the scores."""
         sources, *references = (Path(file).name for file in self.files)
-        words = ["hf-vaswani", "score", "--model", model, "--sources", sources, "--references", *references]
-        words += ["--tokenized"] if self.tokenized else []
-        words += ["--baseline", *(name for name, _ in self.texts.baselines)] if self.texts.baselines else []
+        argv = ["hf-vaswani", "score", "--model", model, "--sources", sources, "--references", *references]
+        argv += ["--tokenized"] if self.tokenized else []
+        argv += ["--baseline", *(name for name, _ in self.texts.baselines)] if self.texts.baselines else []
         if language in LANGUAGES:
-            words += ["--metrics", *self.metrics(language)] + ([] if self.tokenized else ["--language", language])
-        return shlex.join([*words, "--bootstrap"])
+            argv += ["--metrics", *self.metrics(language)] + ([] if self.tokenized else ["--language", language])
+        return shlex.join([*argv, "--bootstrap"])
 
 
 def check_checkpoint(folder: Path, trust_remote_code: bool = False) -> Checkpoint:
-    """Loads a checkpoint, if somebody who pulls it could do so too.
+    """Load a checkpoint and check that it is complete for download by others.
 
     Raises:
-        FileNotFoundError: A file is missing that a stranger needs, such as the model's code.
+        FileNotFoundError: The folder or a file that loading from the Hub needs is missing, such as the model's code.
         OSError: The weights are damaged.
-        ValueError: As of `load_checkpoint`, or a file is a link to one elsewhere.
+        ValueError: `load_checkpoint` refuses the checkpoint, or a file is a symbolic link to outside the folder.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder.")
@@ -96,20 +96,21 @@ def check_checkpoint(folder: Path, trust_remote_code: bool = False) -> Checkpoin
 
 
 def score_model(checkpoint: Checkpoint, test: EvaluationSet, name: str, language: str | None = None) -> Report:
-    """Translates and scores: BLEU, chrF, chrF++, TER, the paper's count and perplexity, with 95% intervals.
+    """Translate and score a test set: BLEU, chrF, chrF++, TER, compound-split BLEU and perplexity, with 95% intervals.
 
     Args:
-        checkpoint (`Checkpoint`): Whose model translates, as its `generation_config` says.
-        test (`EvaluationSet`): If it is tokenised, BLEU counts its words as they are.
-        name (`str`): Of the model, for signatures.
-        language (`str`, *optional*): Of the translations. Compound-split BLEU, the paper's count, knows some.
+        checkpoint (`Checkpoint`): Model that translates, with the settings of its `generation_config`.
+        test (`EvaluationSet`): Test set. BLEU keeps the tokenisation of a tokenised one.
+        name (`str`): Name of the model for signatures.
+        language (`str`, *optional*): Target language. Compound-split BLEU, the paper's metric, needs one of
+            `LANGUAGES`.
     """
     model, tokenizer, texts = checkpoint.model, checkpoint.tokenizer, test.texts
     translations = [text.replace("\n", " ") for text in translate(model, tokenizer, texts.sources)]
 
-    def metrics(warn: bool) -> dict[str, Metric]:  # anew for each use, as `compare` needs them
-        tokenize, spoken = (("none",), None) if test.tokenized else ((None,), language)
-        return build_metrics(test.metrics(language), tokenize, language=spoken, warn=warn)
+    def metrics(warn: bool) -> dict[str, Metric]:  # `compare` needs metrics that computed no intervals before
+        tokenize, split_language = (("none",), None) if test.tokenized else ((None,), language)
+        return build_metrics(test.metrics(language), tokenize, language=split_language, warn=warn)
 
     figures = measure(metrics(warn=True), translations, texts.references, RESAMPLES)
     figures += perplexities(model, tokenizer, texts.sources, texts.references, RESAMPLES, name=name)
@@ -119,19 +120,19 @@ def score_model(checkpoint: Checkpoint, test: EvaluationSet, name: str, language
 
 
 def earlier_card(folder: Path, repo_id: str, revision: str | None, keep: str | None) -> str | None:
-    """The card that is there already, in the folder or in the repository.
+    """Existing card of the checkpoint, from its folder or from the repository; `None` if there is none.
 
     Args:
-        folder (`Path`): Of the checkpoint.
-        repo_id (`str`), revision (`str`, *optional*): The repository, which need not be there.
-        keep (`str`, *optional*): "folder" or "repository": which one counts if people wrote different things in both.
+        folder (`Path`): Checkpoint folder.
+        repo_id (`str`), revision (`str`, *optional*): Repository and branch, which need not exist.
+        keep (`str`, *optional*): Card to use if the handwritten parts of the two differ: "folder" or "repository".
 
     Raises:
-        ValueError: They did, and it is not said which one counts.
+        ValueError: The handwritten parts differ and `keep` is not given.
     """
     api = HfApi()
     if revision is not None and not api.revision_exists(repo_id, revision):
-        revision = None  # a new branch begins as the main one
+        revision = None  # a new branch starts from the main one
     local, remote = _read_card(folder / CARD), None
     if api.file_exists(repo_id, CARD, revision=revision):
         remote = _read_card(Path(api.hf_hub_download(repo_id, CARD, revision=revision)))
@@ -139,7 +140,7 @@ def earlier_card(folder: Path, repo_id: str, revision: str | None, keep: str | N
         return remote if local is None else local
     if keep is None and written_by_hand(local) != written_by_hand(remote):
         raise ValueError(
-            f"{folder / CARD} and the card in {repo_id} differ in what was written by hand: say which one to keep, "
+            f"{folder / CARD} and the card in {repo_id} differ in their handwritten text: choose the one to keep with "
             "--keep folder or --keep repository."
         )
     return local if keep == "folder" else remote
@@ -156,53 +157,54 @@ def renewed_card(
     earlier: str | None,
     test: EvaluationSet | None = None,
 ) -> tuple[str, dict[str, bytes]]:
-    """The card, laid under what people wrote in the earlier one, and the files that go with it.
+    """Card of a checkpoint, merged into the handwritten text of an earlier one, and the files published with it.
 
     Args:
-        checkpoint (`Checkpoint`): What the card is about.
-        repo (`str`): Where the model is to be found.
-        card_options (`CardOptions`): What the publisher says. Licence and languages default to the earlier card's or
-            the run's.
-        earlier (`str`, *optional*): The card that is there.
-        test (`EvaluationSet`, *optional*): To be translated and scored.
+        checkpoint (`Checkpoint`): Checkpoint that the card describes.
+        repo (`str`): Repository of the model, `user/name`.
+        card_options (`CardOptions`): Facts from the publisher. Licence and languages default to those of the earlier
+            card or of the run.
+        earlier (`str`, *optional*): Existing card.
+        test (`EvaluationSet`, *optional*): Test set to translate and score.
 
     Raises:
-        FileNotFoundError: A run or a recipe that the publisher names is not there.
-        ValueError: The run trained another model, the languages are not two, or the earlier card cannot be renewed.
+        FileNotFoundError: The publisher's run or recipe does not exist.
+        ValueError: The run trained another model, the number of languages is not two, or the earlier card is
+            malformed.
     """
-    given = {"license": card_options.license, "language": card_options.languages, "datasets": card_options.datasets}
+    options = {"license": card_options.license, "language": card_options.languages, "datasets": card_options.datasets}
     before = metadata(earlier) if earlier else {}
     run = find_run(checkpoint.folder, checkpoint.model.config, card_options.run, card_options.recipe)
-    known = {
-        "license": card_options.license or before.get("license"),
-        "languages": _languages(card_options, before, run),
-    }
-    card_options = replace(card_options, **known)
+    card_options = replace(
+        card_options,
+        license=card_options.license or before.get("license"),
+        languages=_languages(card_options, before, run),
+    )
     if test is not None:
         card_options = _with_scores(checkpoint, repo, card_options, test)
     card_options = replace(card_options, example=card_options.example or first_source(run))
     card, files = write_card(checkpoint.folder, checkpoint.model, checkpoint.tokenizer, repo, card_options, run)
-    asked = {key for key, value in given.items() if value is not None}
-    text = merge(earlier, card, weights_of(checkpoint.folder), asked) if earlier else f"{card}\n"
+    given = {key for key, value in options.items() if value is not None}
+    text = merge(earlier, card, weights_of(checkpoint.folder), given) if earlier else f"{card}\n"
     if not shows_curves(text):
-        files.pop(CURVES, None)  # a picture of that name would be somebody's own
+        files.pop(CURVES, None)  # a picture of that name in the repository belongs to its author
     return text, files
 
 
 def _languages(card_options: CardOptions, before: dict, run: Run) -> list[str] | None:
-    """Source and target, as the publisher, the earlier card or the run has them."""
+    """Source and target language, from the publisher, the earlier card or the run, in this order."""
     if card_options.languages is not None:
         if len(card_options.languages) != 2:
-            found = " ".join(card_options.languages)
-            raise ValueError(f"--languages: expected source and target, as in: en de; got {found}.")
+            languages = " ".join(card_options.languages)
+            raise ValueError(f"--languages: expected source and target, as in: en de; got {languages}.")
         return card_options.languages
-    if isinstance(known := before.get("language"), list) and len(known) == 2:
-        return known
+    if isinstance(languages := before.get("language"), list) and len(languages) == 2:
+        return languages
     return [run.values["source_lang"], run.values["target_lang"]] if run.values else None
 
 
 def _with_scores(checkpoint: Checkpoint, repo: str, card_options: CardOptions, test: EvaluationSet) -> CardOptions:
-    """The card_options, with the scores of a test set that is translated now."""
+    """Translate and score a test set, and add the scores to the options."""
     target = card_options.languages[1] if card_options.languages else None
     return replace(
         card_options,
@@ -223,26 +225,26 @@ def publish(
     test: EvaluationSet | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """Push a checkpoint with its card in one commit. What is on the Hub already is not sent again.
+    """Push a checkpoint with its card in one commit. Files that the Hub already has are not uploaded again.
 
     Args:
-        folder (`str`): Checkpoint folder; nothing is written there.
-        repo_id (`str`): Repository, `user/name`; made if it is not there.
-        private (`bool`, *optional*): Whether a new repository is private.
-        revision (`str`, *optional*): Branch to push to, made if it is not there; the main one when not given.
-        message (`str`): Of the commit.
-        card_options (`CardOptions`, *optional*): What is to stand in the card and no run records.
+        folder (`str`): Checkpoint folder, which is not modified.
+        repo_id (`str`): Repository, `user/name`; created if it does not exist.
+        private (`bool`, *optional*): Make a new repository private.
+        revision (`str`, *optional*): Branch to push to, created if it does not exist; the main branch when not given.
+        message (`str`): Commit message.
+        card_options (`CardOptions`, *optional*): Facts for the card that no run records.
         keep (`str`, *optional*): See `earlier_card`.
-        test (`EvaluationSet`, *optional*): To be translated and scored.
-        trust_remote_code (`bool`): As of `load_checkpoint`.
+        test (`EvaluationSet`, *optional*): Test set to translate and score.
+        trust_remote_code (`bool`): See `load_checkpoint`.
 
     Returns:
-        The commit's address.
+        The URL of the commit.
 
     Raises:
-        FileNotFoundError: The folder lacks something that a stranger needs.
-        ValueError: The card that is there cannot be renewed.
-        huggingface_hub.errors.HfHubHTTPError: The Hub refuses; nothing is changed there.
+        FileNotFoundError: The folder lacks a file that loading from the Hub needs.
+        ValueError: The existing card is malformed.
+        huggingface_hub.errors.HfHubHTTPError: The Hub refuses the request.
     """
     checkpoint = check_checkpoint(Path(folder), trust_remote_code)
     earlier = earlier_card(Path(folder), repo_id, revision, keep)
@@ -258,14 +260,14 @@ def publish(
 
 
 def _operations(
-    folder: Path, written: dict[str, bytes], there: list[str]
+    folder: Path, generated: dict[str, bytes], remote_files: list[str]
 ) -> list[CommitOperationAdd | CommitOperationDelete]:
-    """Adds the checkpoint's files and what is written for it, and deletes what is left of an earlier model."""
+    """Operations that add the checkpoint's and the generated files, and delete stale files of an earlier model."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and _is_of(path.name, WEIGHTS, NAMES)]
-    uploads = {path.name: path for path in paths} | written
-    ours = re.compile(rf"{re.escape(EVENTS)}\.\d+")
-    left = (name for name in there if _is_of(name, WEIGHTS, RECORDS) or ours.fullmatch(name))
-    stale = [name for name in left if name not in uploads]
+    uploads = {path.name: path for path in paths} | generated
+    own_events = re.compile(rf"{re.escape(EVENTS)}\.\d+")
+    replaceable = (name for name in remote_files if _is_of(name, WEIGHTS, RECORDS) or own_events.fullmatch(name))
+    stale = [name for name in replaceable if name not in uploads]
     added = [CommitOperationAdd(name, content) for name, content in uploads.items()]
     return added + [CommitOperationDelete(name) for name in stale]
 
@@ -275,9 +277,9 @@ def _is_of(name: str, patterns: list[str], names: list[str]) -> bool:
 
 
 def _check_links(folder: Path) -> None:
-    """Raises ValueError for a link by which a file from elsewhere would be published.
+    """Raise ValueError for a symbolic link that would publish a file from outside the checkpoint.
 
-    The Hub's own cache is made of links, to its `blobs`.
+    Links within the Hub's cache, from `snapshots` to `blobs`, are allowed.
     """
     inside = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":
@@ -285,10 +287,10 @@ def _check_links(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if not (path.is_symlink() and _is_of(path.name, WEIGHTS, [*NAMES, *RECORDS, CARD])):
             continue
-        if not any(path.resolve().is_relative_to(place) for place in inside):
+        if not any(path.resolve().is_relative_to(parent) for parent in inside):
             raise ValueError(
-                f"{path} is a link to {path.resolve()}, outside of the checkpoint: it is not published. Put the file "
-                "itself there if it belongs to the model."
+                f"{path} is a link to {path.resolve()}, outside of the checkpoint: it is not published. If the file "
+                "belongs to the model, replace the link by the file itself."
             )
 
 
@@ -300,19 +302,19 @@ def write_card_only(
     test: EvaluationSet | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Write the card, and the picture in it, to a folder; nothing is pushed.
+    """Write the card and its picture to a folder, without a push.
 
     Args:
         folder (`str`): Checkpoint folder.
-        output (`str`): Where the card goes; one that is there is renewed.
-        repo (`str`): Where the model is to be found, `user/name`.
-        card_options, test, trust_remote_code: As of `publish`.
+        output (`str`): Folder to write to; an existing card in it is updated.
+        repo (`str`): Repository of the model, `user/name`.
+        card_options, test, trust_remote_code: See `publish`.
     """
     checkpoint = check_checkpoint(Path(folder), trust_remote_code)
     card, files = renewed_card(checkpoint, repo, card_options or CardOptions(), _read_card(Path(output) / CARD), test)
     Path(output).mkdir(parents=True, exist_ok=True)
     for name, content in {CARD: card.encode(), **files}.items():
         if name in (CARD, CURVES):
-            with written_whole(Path(output) / name) as file:  # what people wrote is never half gone
+            with written_whole(Path(output) / name) as file:  # handwritten text must survive a crash
                 file.write(content)
     return Path(output) / CARD

@@ -1,8 +1,8 @@
-"""Write a model card from what a run recorded: `model_card.md`, filled in and laid under what people wrote.
+"""Fill in the template `model_card.md` from a run's records, and merge it into an existing card.
 
-A card has two kinds of text. What stands between `<!-- hf-vaswani: NAME -->` and `<!-- /hf-vaswani: NAME -->` is
-written anew each time; all else, headings included, is written once and then left alone, as is a card that has no such
-comments.
+Text between `<!-- hf-vaswani: NAME -->` and `<!-- /hf-vaswani: NAME -->` is a generated section. Every update rewrites
+the generated sections and the metadata. All other text, headings included, is written once and belongs to the author.
+A card without generated sections is never changed.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 CURVES = "curves.png"
 UNKNOWN_LICENSE = "unknown"
 AUTO_CLASSES = ("AutoModelForSeq2SeqLM", "AutoTokenizer")
-# The Hub's names of metrics, by what our figures are called.
+# The Hub's identifiers of metrics, by the names in our reports.
 HUB_METRICS = {
     "sacreBLEU": "sacrebleu",
     "tokenised BLEU": "bleu",
@@ -57,14 +57,14 @@ HUB_METRICS = {
     "perplexity per token": "perplexity",
     "perplexity per word": "perplexity",
 }
-SCORED = ("metrics", "model-index")  # metadata that comes and goes with the scores
+SCORED = ("metrics", "model-index")  # metadata fields that hold scores
 MARKER = re.compile(r"<!-- (?P<end>/?)hf-vaswani: (?P<name>\w+) -->")
-TEST = re.compile(r"^(?=### )", re.MULTILINE)  # where the scores on one test set begin
+TEST = re.compile(r"^(?=### )", re.MULTILINE)  # start of the scores on one test set
 
 
 @dataclass(frozen=True)
 class Section:
-    """A generated section: its name, where it begins and ends with its comments, and the text between them."""
+    """Generated section: its name, its span with both comments, and the text between the comments."""
 
     name: str
     start: int
@@ -74,19 +74,19 @@ class Section:
 
 @dataclass
 class CardOptions:
-    """What the publisher says, as no run records it.
+    """Facts from the publisher, which no run records.
 
     Attributes:
-        license (`str`, *optional*): One of the Hub's identifiers.
-        languages (`list[str]`, *optional*): Source and target.
-        datasets (`list[str]`, *optional*): On the Hub; the run's, if it is from there, when not given.
-        run (`str`, *optional*): Folder of the run, where the checkpoint does not lie in it.
+        license (`str`, *optional*): Licence, an identifier of the Hub.
+        languages (`list[str]`, *optional*): Source and target language.
+        datasets (`list[str]`, *optional*): Data sets on the Hub; the run's own data set of the Hub when not given.
+        run (`str`, *optional*): Folder of the run, for a checkpoint outside it.
         recipe (`str`, *optional*): Path or name of the recipe, for runs that recorded none.
-        hardware (`str`, *optional*): What it was trained on.
-        watts (`float`, *optional*): What that drew, on average.
+        hardware (`str`, *optional*): Training hardware.
+        watts (`float`, *optional*): Mean power draw in watts.
         example (`str`, *optional*): Sentence to translate in the card.
         reports (`dict[str, Report]`): Scores by the name of the test set.
-        score_commands (`dict[str, str]`): What gives the same scores, by the name of the test set.
+        score_commands (`dict[str, str]`): Commands that reproduce the scores, by the name of the test set.
     """
 
     license: str | None = None
@@ -109,18 +109,20 @@ def write_card(
     card_options: CardOptions,
     run: Run,
 ) -> tuple[ModelCard, dict[str, bytes]]:
-    """A new card, and what goes with it: the picture of the curves, the run's records without paths, and its log.
+    """New card and the files published with it: picture of the curves, records without paths, TensorBoard log.
 
     Args:
         checkpoint (`Path`): Folder of the weights.
-        model, tokenizer: Of that folder.
-        repo (`str`): Where the model is to be found, for the code that loads it; `user/name`.
-        card_options (`CardOptions`): What the publisher says.
-        run (`Run`): What it recorded, from `find_run`.
+        model, tokenizer: Model and tokenizer of that folder.
+        repo (`str`): Repository for the loading code in the card, `user/name`.
+        card_options (`CardOptions`): Facts from the publisher.
+        run (`Run`): Records of the run, from `find_run`.
     """
     picture = _curves(run)
     card_options = replace(
-        card_options, reports=_by_line(card_options.reports), score_commands=_by_line(card_options.score_commands)
+        card_options,
+        reports=_with_one_line_names(card_options.reports),
+        score_commands=_with_one_line_names(card_options.score_commands),
     )
     quoted_repo = _quoted(repo)
     card = ModelCard.from_template(
@@ -132,7 +134,7 @@ def write_card(
         code_block=as_code_block,
         name=repo.split("/")[-1],
         repo=quoted_repo,
-        loading=[f"{each}.from_pretrained({quoted_repo}, trust_remote_code=True)" for each in AUTO_CLASSES],
+        loading=[f"{name}.from_pretrained({quoted_repo}, trust_remote_code=True)" for name in AUTO_CLASSES],
         languages=card_options.languages,
         weights=weights_of(checkpoint),
         curves=CURVES if picture else None,
@@ -147,12 +149,12 @@ def write_card(
     return card, files | events | ({CURVES: picture} if picture else {})
 
 
-def _by_line(named: dict) -> dict:
-    return {one_line(name) or "unnamed": value for name, value in named.items()}
+def _with_one_line_names(by_name: dict) -> dict:
+    return {one_line(name) or "unnamed": value for name, value in by_name.items()}
 
 
 def _quoted(text: str) -> str:
-    """A string of Python, on one line, in which no comment of HTML begins."""
+    """Python string literal on one line, with the opening of HTML comments escaped."""
     return json.dumps(UNWRITABLE.sub("\ufffd", text), ensure_ascii=False, allow_nan=False).replace(
         "<!--", "\\u003c!--"
     )
@@ -187,22 +189,22 @@ def _about_training(
     run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, card_options: CardOptions
 ) -> dict:
     recipe, recipe_note = _recipe(run, model.config)
-    found = deviations(run, model.config, model.generation_config)
+    differences = deviations(run, model.config, model.generation_config)
     return {
         "data": _data(run, tokenizer),
         "compute": _compute(run, model, card_options),
         "recipe": recipe,
         "recipe_note": recipe_note,
-        "deviations": found,
-        "deviations_note": _deviations_note(run, nearest_row(model.config), bool(found)),
+        "deviations": differences,
+        "deviations_note": _deviations_note(run, nearest_row(model.config), bool(differences)),
     }
 
 
 def weights_of(checkpoint: Path) -> str:
-    """The weights' files with their SHA-256."""
+    """Weight files and their SHA-256, as Markdown."""
     checksums = json.loads((checkpoint / "checksums.json").read_text(encoding="utf-8"))
     return ", ".join(
-        f"{as_code(name)} (SHA-256 {as_code(known['sha256'])})" for name, known in sorted(checksums.items())
+        f"{as_code(name)} (SHA-256 {as_code(entry['sha256'])})" for name, entry in sorted(checksums.items())
     )
 
 
@@ -226,18 +228,18 @@ def _metadata(repo: str, card_options: CardOptions, values: dict) -> ModelCardDa
 
 
 def _lines(value):
-    """Texts on one line each: YAML as it is written has not every character that stands for a line's end."""
+    """Put each text on one line: the YAML writer does not escape every line separator of Unicode."""
     if isinstance(value, list):
         return [_lines(item) for item in value]
     return one_line(value) if isinstance(value, str) else value
 
 
 def eval_results(test: str, report: Report) -> list[EvalResult]:
-    """The Hub's form of a report's scores, as far as they are finite: it takes no others.
+    """Finite scores of a report in the Hub's form; the Hub rejects other values.
 
     Args:
         test (`str`): Name of the test set.
-        report (`Report`): Scores on it.
+        report (`Report`): Scores on the test set.
     """
     return [
         EvalResult(
@@ -256,23 +258,23 @@ def eval_results(test: str, report: Report) -> list[EvalResult]:
 
 
 def _identifier(test: str) -> str:
-    """Of a test set, for the Hub; no two names share one, as results of one identifier are of one set there."""
-    found = re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-")
-    if found.replace("-", "_") == test:
-        return found
+    """Unique identifier of a test set on the Hub, which merges results that share one."""
+    slug = re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-")
+    if slug.replace("-", "_") == test:
+        return slug
     digest = hashlib.sha256(test.encode(errors="replace")).hexdigest()[:8]
-    return f"{found}-{digest}" if found else digest
+    return f"{slug}-{digest}" if slug else digest
 
 
 def _signature(figure: MetricScore) -> str:
-    """As the command prints it, but for the folders of an absolute path, which tell nobody else anything."""
+    """Signature as `hf-vaswani score` prints it, with absolute paths cut to their last part."""
     parts = (part.partition(":") for part in figure.signature.split("|"))
     return one_line("|".join(f"{name}{colon}{without_paths(value)}" for name, colon, value in parts))
 
 
 def _table(test: str, report: Report) -> str:
     figures = [replace(figure, signature=_signature(figure)) for figure in report.figures]
-    comparisons = [replace(each, baseline=Path(each.baseline).name) for each in report.comparisons]
+    comparisons = [replace(compared, baseline=Path(compared.baseline).name) for compared in report.comparisons]
     return as_text(Report(test, report.sentences, report.empty, figures, comparisons), markdown=True, level=4)
 
 
@@ -286,21 +288,20 @@ def _averaged(run: Run) -> str | None:
         method, decay = (as_markdown(run.averaged.get(name)) for name in ("method", "decay"))
         return f"The weights are an {method}, with a decay of {decay}."
     names = run.averaged["checkpoints"]
-    return f"The weights are the mean of those of {len(names)} checkpoints: {_names(names)}."
+    return f"The weights are the mean of {len(names)} checkpoints: {_names(names)}."
 
 
 def _names(files: list[str]) -> str:
-    """Names of files or folders, without where they lie."""
+    """Names of files or folders, without their paths."""
     return ", ".join(as_code(Path(name).name) for name in without_paths(files))
 
 
 def _search(search) -> str:
-    beams = "greedily" if search.num_beams == 1 else f"a beam of {search.num_beams}"
-    parts = [beams]
+    parts = ["greedy search" if search.num_beams == 1 else f"a beam of {search.num_beams}"]
     if search.num_beams > 1:
         form = getattr(search, "length_penalty_form", "length")
         kind = "GNMT's length penalty" if form == "gnmt" else "transformers' length penalty"
-        parts.append(f"{kind} with {as_markdown(search.length_penalty)}")
+        parts.append(f"{kind} of {as_markdown(search.length_penalty)}")
     if (extra := getattr(search, "max_extra_tokens", None)) is not None:
         parts.append(f"at most {as_markdown(extra)} tokens more than the source")
     return ", ".join(parts)
@@ -311,7 +312,7 @@ def _data(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]
     if run.record is None:
         rows.append(("Files and their fingerprints", "not recorded (the run has no `run.json`)"))
         if files := (run.named or {}).get("train_files"):
-            rows.append(("Files that the recipe names", ", ".join(map(as_code, without_paths(files)))))
+            rows.append(("Files in the recipe", ", ".join(map(as_code, without_paths(files)))))
     elif values.get("dataset_name"):
         name = values["dataset_name"]
         parts = [values.get("dataset_config"), values.get("train_split")]
@@ -319,23 +320,23 @@ def _data(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]
         text = f"[{as_markdown(name)}]({address}), {', '.join(as_markdown(part) for part in parts if part)}"
         rows.append(("Data set", text))
     for position, name in enumerate(values.get("train_files") or []) if run.record else ():
-        known = values.get(f"train_files[{position}]")
-        mark = f", {known['size']:,} bytes, SHA-256 {as_code(known['sha256'])}" if known else ""
-        rows.append(("Training file", f"{_names([name])}{mark}"))
+        entry = values.get(f"train_files[{position}]")
+        fingerprint = f", {entry['size']:,} bytes, SHA-256 {as_code(entry['sha256'])}" if entry else ""
+        rows.append(("Training file", f"{_names([name])}{fingerprint}"))
     if run.record and "pairs" not in values:
-        rows.append(("Pairs trained on", "not counted: they were read as a stream"))
+        rows.append(("Training pairs", "not counted: the data was streamed"))
     elif values.get("pairs"):
-        rows.append(("Pairs trained on", f"{values['pairs']:,} (after filtering by length)"))
+        rows.append(("Training pairs", f"{values['pairs']:,} (after filtering by length)"))
     if run.record and (files := values.get("eval_files")):
-        rows.append(("Evaluated on while training", _names(files)))
+        rows.append(("Validation files", _names(files)))
     kind = type(tokenizer.backend_tokenizer.model).__name__
-    rows.append(("Vocabulary", f"{len(tokenizer):,} entries, {kind}, one for both languages"))
+    rows.append(("Vocabulary", f"{len(tokenizer):,} entries, {kind}, shared by both languages"))
     return rows
 
 
 def _compute(run: Run, model: PreTrainedModel, card_options: CardOptions) -> list[tuple[str, str]]:
     if run.state is None:
-        return [("Updates, tokens and time", "not recorded (no `trainer_state.json` of these weights)")]
+        return [("Updates, tokens and time", "not recorded (no `trainer_state.json` for these weights)")]
     values = run.values
     devices = values["devices"] if run.record else 1
     try:
@@ -343,32 +344,32 @@ def _compute(run: Run, model: PreTrainedModel, card_options: CardOptions) -> lis
     except (KeyError, TypeError, ArithmeticError) as error:
         raise DataError(f"{STATE_NAME}: its log cannot be read: {error!r}.") from error
     pairs = f" (about {spent.epochs * values['pairs']:,.0f} pairs)" if values.get("pairs") else ""
-    rows = [("Updates", f"{spent.updates:,}"), ("Passes over the data", f"{spent.epochs:.1f}{pairs}")]
+    rows = [("Updates", f"{spent.updates:,}"), ("Epochs", f"{spent.epochs:.1f}{pairs}")]
     source, target = spent.source_tokens, spent.target_tokens
     count = f"{source:,}, padding included (from the Trainer's `total_flos`)" if source else "not recorded"
     rows.append(("Source tokens seen", count))
-    alone = "" if run.record else ", if it ran on one device"
-    estimated = f"about {_rounded(target)} (estimate, from the logged rate and time{alone})" if target else None
+    assumed = "" if run.record else ", assuming one device"
+    estimated = f"about {_rounded(target)} (estimate, from the logged rate and time{assumed})" if target else None
     rows.append(("Target tokens seen", estimated or "not recorded"))
     rows.append(("Time", _time(spent)))
     rows.append(("Hardware", as_markdown(card_options.hardware) if card_options.hardware else _devices(run)))
     if source:
         total = operations(model, source, target or source)
-        same = "" if target else ", and as many target as source tokens"
-        text = f"about {total:.1e} (estimate: 6 for each token and weight it passes{same})"
+        same = "" if target else ", assuming as many target as source tokens"
+        text = f"about {total:.1e} (estimate: 6 for each token and each weight applied to it{same})"
         rows.append(("Floating point operations", text))
     rows.append(("Energy", _energy(spent.seconds, card_options.watts)))
     return rows
 
 
 def _measured(state: dict) -> dict:
-    """The same, without what was logged as a number that is not finite: null, as the run's records are read."""
-    known = ({name: value for name, value in entry.items() if value is not None} for entry in state["log_history"])
-    return {**state, "log_history": list(known)}
+    """The state without null entries in its log: values that were not finite are read as null."""
+    entries = [{name: value for name, value in entry.items() if value is not None} for entry in state["log_history"]]
+    return {**state, "log_history": entries}
 
 
 def _rounded(count: int) -> str:
-    """With three digits that count."""
+    """The count rounded to three significant digits."""
     return f"{round(count, 3 - len(str(count))):,}"
 
 
@@ -379,8 +380,8 @@ def _time(spent: Cost) -> str:
         return f"{_hours(spent.measured_seconds)}, evaluation included"
     measured = f"{_hours(spent.measured_seconds)} for the last {spent.measured_updates:,} updates"
     if spent.seconds is None:
-        return f"{measured}; before that, not recorded"
-    return f"about {_hours(spent.seconds)} (estimate, from the logged rates; {measured} was measured)"
+        return f"{measured}; earlier time not recorded"
+    return f"about {_hours(spent.seconds)} (estimate, from the logged rates; measured: {measured})"
 
 
 def _hours(seconds: float) -> str:
@@ -390,43 +391,43 @@ def _hours(seconds: float) -> str:
 def _devices(run: Run) -> str:
     if run.record is None:
         return "not recorded"
-    count, known = run.values["devices"], run.values.get("hardware")
-    on_cpu = known.get("device") == "cpu" if known else run.values.get("use_cpu")
-    one, more = ("process on the CPU", "processes on the CPU") if on_cpu else ("accelerator", "accelerators")
-    text = f"{count} {one if count == 1 else more}"
-    if known is None:
-        return f"{text}; of what make is not recorded"
-    cores = f" (cores available: {as_markdown(known.get('cores'))})" if on_cpu else ""
-    return f"{text}{':' if count == 1 else '; the first:'} {as_markdown(known.get('name'))}{cores}"
+    count, recorded = run.values["devices"], run.values.get("hardware")
+    on_cpu = recorded.get("device") == "cpu" if recorded else run.values.get("use_cpu")
+    singular, plural = ("process on the CPU", "processes on the CPU") if on_cpu else ("accelerator", "accelerators")
+    text = f"{count} {singular if count == 1 else plural}"
+    if recorded is None:
+        return f"{text}; model not recorded"
+    cores = f" (cores available: {as_markdown(recorded.get('cores'))})" if on_cpu else ""
+    return f"{text}{':' if count == 1 else '; the first:'} {as_markdown(recorded.get('name'))}{cores}"
 
 
 def _energy(seconds: float | None, watts: float | None) -> str:
     if watts is None or seconds is None:
-        return "not measured, and not estimated: " + ("no time is known" if watts else "no power is known")
-    text = f"{watts:g} W, assumed as the mean draw, times the time above; cooling and idle machines not counted"
+        return "neither measured nor estimated: " + ("the time is unknown" if watts else "the power is unknown")
+    text = f"{watts:g} W, the assumed mean draw, times the time above; cooling and idle machines are not included"
     return f"about {watts * seconds / 3.6e6:.2g} kWh (estimate: {text})"
 
 
 def _recipe(run: Run, config) -> tuple[str | None, str]:
     if run.record is not None:
-        note = "The recipe: all fields that differ from the defaults, which are the paper's (paths without folders)."
+        note = "Recipe of the run: all fields that differ from the paper's defaults. Paths are cut to file names."
         return recorded_recipe(run, config), note
     if run.recipe is not None:
-        note = "The recipe, as the publisher names it: the run itself did not record its arguments."
+        note = "Recipe according to the publisher: the run did not record its arguments."
         if run.state and (steps := run.values["max_steps"]) and steps != run.state["max_steps"]:
-            note += f" According to its log, `max_steps` was {as_markdown(run.state['max_steps'])}."
+            note += f" According to the run's log, `max_steps` was {as_markdown(run.state['max_steps'])}."
         return run.recipe, note
     return None, "The run's arguments were not recorded."
 
 
 def _deviations_note(run: Run, row: str, any_found: bool) -> str:
-    known = "the configuration, the arguments and the search settings are compared"
+    compared = "configuration, training arguments and search settings"
     if run.record is None and run.named is None:
-        known = "only configuration and search settings are compared, as the run's arguments were not recorded"
+        compared = "configuration and search settings only; the run's arguments were not recorded"
     elif run.record is None:
-        known = "configuration, search settings and the recipe named above are compared"
-    ending = "" if any_found else " No difference was found."
-    return f"Compared with the paper's {row} model: {known}.{ending}"
+        compared = "configuration, search settings and the recipe above"
+    ending = "" if any_found else " There are no differences."
+    return f"Comparison with the paper's {row} model: {compared}.{ending}"
 
 
 def _curves(run: Run) -> bytes | None:
@@ -439,19 +440,19 @@ def _curves(run: Run) -> bytes | None:
         try:
             draw_curves(folder, str(Path(folder) / CURVES))
         except ImportError as error:
-            logger.warning("The card has no picture of the curves. %s", error)
+            logger.warning("The card gets no picture of the curves. %s", error)
             return None
         return (Path(folder) / CURVES).read_bytes()
 
 
-# A card that is there already
+# An existing card
 
 
 def metadata(text: str) -> dict:
-    """The metadata of a card.
+    """Metadata of a card.
 
     Raises:
-        ValueError: They are not what the Hub takes.
+        ValueError: The metadata is not valid for the Hub.
     """
     if not REGEX_YAML_BLOCK.search(text):
         return {}
@@ -462,121 +463,122 @@ def metadata(text: str) -> dict:
 
 
 def sections(text: str) -> list[Section]:
-    """The generated sections of a card, in their order.
+    """Generated sections of a card, in order.
 
     Raises:
-        ValueError: The comment that begins or ends a section is missing, or stands twice.
+        ValueError: The opening or closing comment of a section is missing or duplicated.
     """
-    begun: re.Match | None = None
-    found, known = [], set()
+    opening: re.Match | None = None
+    complete, names = [], set()
     for marker in MARKER.finditer(text):
-        name, ends = marker["name"], bool(marker["end"])
-        if ends != (begun is not None) or (name != begun["name"] if ends else name in known):
-            raise _wrong_section(begun["name"] if begun else name)
-        if ends:
-            found.append(Section(name, begun.start(), marker.end(), text[begun.end() : marker.start()]))
-        begun = None if ends else marker
-        known.add(name)
-    if begun is not None:
-        raise _wrong_section(begun["name"])
-    return found
+        name, closes = marker["name"], bool(marker["end"])
+        if closes != (opening is not None) or (name != opening["name"] if closes else name in names):
+            raise _malformed_section(opening["name"] if opening else name)
+        if closes:
+            complete.append(Section(name, opening.start(), marker.end(), text[opening.end() : marker.start()]))
+        opening = None if closes else marker
+        names.add(name)
+    if opening is not None:
+        raise _malformed_section(opening["name"])
+    return complete
 
 
-def _wrong_section(name: str) -> ValueError:
+def _malformed_section(name: str) -> ValueError:
     return ValueError(
         f"The card's section {name!r} should have one comment <!-- hf-vaswani: {name} --> before it and one "
         f"<!-- /hf-vaswani: {name} --> after it."
     )
 
 
-def _replaced(text: str, renewed: dict[str, str]) -> str:
-    """A card with other texts, by name, for its generated sections and the comments around them."""
-    parts, reached = [], 0
+def _replace_sections(text: str, replacements: dict[str, str]) -> str:
+    """Replace generated sections, comments included, by the texts of the same names."""
+    parts, position = [], 0
     for section in sections(text):
-        parts += [text[reached : section.start], renewed.get(section.name, text[section.start : section.end])]
-        reached = section.end
-    return "".join([*parts, text[reached:]])
+        parts += [text[position : section.start], replacements.get(section.name, text[section.start : section.end])]
+        position = section.end
+    return "".join([*parts, text[position:]])
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The block of metadata of a card, and what comes after it."""
+    """The metadata block of a card, and the rest of its text."""
     head = REGEX_YAML_BLOCK.search(text)
     return (head[0], text[head.end() :]) if head else ("", text)
 
 
 def shows_curves(text: str) -> bool:
-    """Whether a generated section of a card shows the picture."""
+    """True if a generated section of the card shows the picture of the curves."""
     picture = re.compile(rf"^!\[[^\]\n]*\]\({re.escape(CURVES)}\)", re.MULTILINE)
     return any(picture.search(section.text) for section in sections(_split(text)[1]))
 
 
 def written_by_hand(text: str) -> tuple[str, dict]:
-    """What people may have written in a card: the text without its generated sections, and metadata."""
+    """Handwritten parts of a card: the text outside of generated sections, and the metadata without scores."""
     body = _split(text)[1]
-    others = _replaced(body, {section.name: "" for section in sections(body)})
-    return others, {key: value for key, value in metadata(text).items() if key not in SCORED}
+    handwritten = _replace_sections(body, {section.name: "" for section in sections(body)})
+    return handwritten, {key: value for key, value in metadata(text).items() if key not in SCORED}
 
 
 def merge(earlier: str, card: ModelCard, weights: str, given: set[str]) -> str:
-    """What is generated, renewed in a card that may have been written on.
+    """Update the generated sections and the metadata of a card that may have handwritten text.
 
     Args:
-        earlier (`str`): The card that is there.
-        card (`ModelCard`): The new one.
-        weights (`str`): Of the new one; scores of these are kept on test sets of which the new card has none.
-        given (`set[str]`): Keys of the metadata that the publisher asks for now; others that are there stay.
+        earlier (`str`): Existing card.
+        card (`ModelCard`): New card.
+        weights (`str`): Weights of the new card, from `weights_of`. Earlier scores of the same weights stay, on the
+            test sets that the new card does not have.
+        given (`set[str]`): Metadata keys to overwrite with the publisher's values; other existing keys stay.
 
     Returns:
-        The text of `earlier` with its generated sections and metadata renewed. A section whose comments were removed
-        does not come back; without any, the card was written by hand and stays as it is.
+        The text of `earlier` with updated sections and metadata. A section whose comments were removed is not
+        restored. A card without generated sections is returned unchanged.
 
     Raises:
-        ValueError: The comment that begins or ends a section is missing, or stands twice.
+        ValueError: The opening or closing comment of a section is missing or duplicated.
     """
     head, body = _split(earlier)
-    there = {section.name: section.text for section in sections(body)}
-    if not there:
-        logger.warning("The card that is there has no generated sections: it stays as it is. Remove it for a new one.")
+    existing = {section.name: section.text for section in sections(body)}
+    if not existing:
+        logger.warning("The existing card has no generated sections: it stays unchanged. Remove it for a new one.")
         return earlier
-    renewed = {section.name: section.text for section in sections(card.text)}
-    data, known = card.data, there.get("scores", "")
-    keep_scores = weights in known and not _tests(renewed["scores"])[1]
+    updated = {section.name: section.text for section in sections(card.text)}
+    data, old_scores = card.data, existing.get("scores", "")
+    keep_scores = weights in old_scores and not _tests(updated["scores"])[1]
     if keep_scores:
-        renewed.pop("scores")
-    elif weights in known:
-        data = _with_other_results(data, earlier, known, renewed["scores"])
-        renewed["scores"] = _with_other_tests(renewed["scores"], known)
+        updated.pop("scores")
+    elif weights in old_scores:
+        data = _with_other_results(data, earlier, old_scores, updated["scores"])
+        updated["scores"] = _with_other_tests(updated["scores"], old_scores)
     newline = "\r\n" if "\r\n" in earlier else "\n"
     marked = {
         name: f"<!-- hf-vaswani: {name} -->{text}<!-- /hf-vaswani: {name} -->".replace("\n", newline)
-        for name, text in renewed.items()
+        for name, text in updated.items()
     }
-    return _merge_metadata(earlier, head, data, given, keep_scores, newline) + _replaced(body, marked)
+    return _merge_metadata(earlier, head, data, given, keep_scores, newline) + _replace_sections(body, marked)
 
 
 def _tests(scores: str) -> tuple[str, dict[str, str]]:
-    """What a section of scores begins with, and the scores on each test set by their heading."""
-    beginning, *tests = (text.strip() for text in TEST.split(scores.replace("\r\n", "\n")))
-    return beginning, {text.partition("\n")[0]: text for text in tests}
+    """Introduction of a scores section, and the scores on each test set by heading."""
+    introduction, *tests = (text.strip() for text in TEST.split(scores.replace("\r\n", "\n")))
+    return introduction, {text.partition("\n")[0]: text for text in tests}
 
 
-def _with_other_tests(new: str, known: str) -> str:
-    """The new section of scores, with what is known of test sets that it has not."""
-    (beginning, tests), (_, others) = _tests(new), _tests(known)
-    return "\n" + "\n\n".join([beginning, *(others | tests).values()]) + "\n"
+def _with_other_tests(new: str, old: str) -> str:
+    """The new scores section, with the old scores on other test sets."""
+    (introduction, tests), (_, others) = _tests(new), _tests(old)
+    return "\n" + "\n\n".join([introduction, *(others | tests).values()]) + "\n"
 
 
-def _with_other_results(data: ModelCardData, earlier: str, known: str, new: str) -> ModelCardData:
-    """The new metadata, with the earlier card's results, in their places, on test sets that it has not."""
-    before, found = ModelCard(earlier).data, _by_test(data.eval_results or [])
-    (_, old_tests), (_, new_tests) = _tests(known), _tests(new)
-    kept = {}
+def _with_other_results(data: ModelCardData, earlier: str, old: str, new: str) -> ModelCardData:
+    """The new metadata, with the earlier card's results on other test sets in their original order."""
+    before, new_results = ModelCard(earlier).data, _by_test(data.eval_results or [])
+    (_, old_tests), (_, new_tests) = _tests(old), _tests(new)
+    old_results = {}
     for name, results in _by_test(before.eval_results or []).items():
         heading = f"### {as_markdown(name)}"
-        if name in found or (heading in old_tests and heading not in new_tests):
-            kept[name] = [result for result in results if _is_finite(result.metric_value)]
+        if name in new_results or (heading in old_tests and heading not in new_tests):
+            old_results[name] = [result for result in results if _is_finite(result.metric_value)]
     data = copy(data)
-    data.eval_results = list(chain.from_iterable((kept | found).values())) or None
+    data.eval_results = list(chain.from_iterable((old_results | new_results).values())) or None
     data.metrics = sorted({result.metric_type for result in data.eval_results or []}) or None
     data.model_name = data.model_name or before.model_name
     return data
@@ -587,13 +589,13 @@ def _is_finite(value: object) -> bool:
 
 
 def _by_test(results: list[EvalResult]) -> dict[str, list[EvalResult]]:
-    return {name: list(found) for name, found in groupby(results, lambda result: result.dataset_name)}
+    return {name: list(group) for name, group in groupby(results, lambda result: result.dataset_name)}
 
 
 def _merge_metadata(
     earlier: str, head: str, data: ModelCardData, given: set[str], keep_scores: bool, newline: str
 ) -> str:
-    """The block of metadata; as it was, letter for letter, where nothing of it changes."""
+    """Merged metadata block; the earlier block verbatim if no value changes."""
     before, now = metadata(earlier), data.to_dict()
     merged = {**now, **before, **{key: now[key] for key in given & now.keys()}}
     if not keep_scores:

@@ -53,7 +53,7 @@ class DataFile(TypedDict):
 
 
 class Step(TypedDict):
-    """What the Trainer's state must say for a card."""
+    """Fields of the Trainer's state that a card requires."""
 
     global_step: int
     epoch: int | float | None
@@ -62,14 +62,15 @@ class Step(TypedDict):
 
 @dataclass
 class Run:
-    """What a checkpoint and its run's folder hold.
+    """Records in the folders of a checkpoint and of its run.
 
     Attributes:
-        state (`dict`, *optional*): `trainer_state.json` as it was after the last update of the weights.
+        state (`dict`, *optional*): `trainer_state.json` after the last update of the weights.
         record (`dict`, *optional*): `run.json`.
         averaged (`dict`, *optional*): `averaged_from.json`.
-        recipe (`str`, *optional*): Text of the recipe that the publisher names; `named` holds its fields.
-        events (`list[Path]`): TensorBoard's files.
+        recipe (`str`, *optional*): Text of the publisher's recipe.
+        named (`dict`, *optional*): Fields of the publisher's recipe.
+        events (`list[Path]`): TensorBoard event files.
     """
 
     state: dict | None = None
@@ -81,7 +82,7 @@ class Run:
 
     @property
     def values(self) -> dict:
-        """Fields of the recipe, as recorded, or else as the named recipe has them, over the defaults."""
+        """Recorded fields of the recipe; without a record, the publisher's recipe merged into the defaults."""
         if self.record is not None:
             return {**self.record["must_match"], **self.record["may_change"]}
         if self.named is None:
@@ -90,17 +91,17 @@ class Run:
 
 
 def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, recipe: str | None = None) -> Run:
-    """Look for the records of a checkpoint in its folder, in its run's, and in those that it was averaged from.
+    """Find the records of a checkpoint in its folder, in its run's folder and in the checkpoints of its average.
 
     Args:
         checkpoint (`Path`): Folder of the weights.
-        config (`VaswaniConfig`): Of the model.
-        run (`str`, *optional*): Folder of the run; the checkpoint's own, or the one that it lies in, when not given.
+        config (`VaswaniConfig`): Configuration of the model.
+        run (`str`, *optional*): Folder of the run; the checkpoint folder or its parent when not given.
         recipe (`str`, *optional*): Path or name of a recipe.
 
     Raises:
         FileNotFoundError: No such run or recipe.
-        ValueError: The run trained another model, a record is broken, or the recipe is none.
+        ValueError: The run trained another model, or a record or the recipe is malformed.
     """
     if run is not None and not Path(run).is_dir():
         raise FileNotFoundError(f"--run {run}: no such folder.")
@@ -109,38 +110,38 @@ def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, re
     sources = [
         Path(name) if Path(name).is_dir() else folder / Path(name).name for name in averaged_checkpoints(averaged)
     ]
-    places = [checkpoint, *reversed(sources), folder, *reversed(checkpoint_folders(folder))]
-    record = next((found for place in places if (found := _read_run(place / MANIFEST_NAME))), None)
+    candidates = [checkpoint, *reversed(sources), folder, *reversed(checkpoint_folders(folder))]
+    record = next((manifest for path in candidates if (manifest := _read_run(path / MANIFEST_NAME))), None)
     if record is not None and (other := _other_model(record, config)):
         if run is not None:
             raise ValueError(f"--run {run}: another model was trained there, with {other}.")
-        logger.warning("%s is not of the model in %s (%s): its records are not used.", folder, checkpoint, other)
-        record, places = None, [checkpoint]
-    state = _state([folder if folder in places else checkpoint, *places], _step(checkpoint, averaged))
-    own = run is not None or checkpoint_folders(folder) or _read_state(folder)  # not just any folder above it
-    events = event_files(folder) if own and folder in places and state is not None else []
+        logger.warning("%s trained another model than %s (%s): its records are not used.", folder, checkpoint, other)
+        record, candidates = None, [checkpoint]
+    state = _state([folder if folder in candidates else checkpoint, *candidates], _step(checkpoint, averaged))
+    is_run = run is not None or checkpoint_folders(folder) or _read_state(folder)  # not just any parent folder
+    events = event_files(folder) if is_run and folder in candidates and state is not None else []
     text, named = (None, None) if recipe is None else (_recipe_text(recipe), load_recipe(recipe))
     return Run(state, record, averaged, text, named, events)
 
 
 def first_source(run: Run) -> str | None:
-    """The first sentence that the run was evaluated on while training, if its file is where it was, and the same."""
+    """First source sentence of the run's evaluation files; `None` if they were moved or changed."""
     values = run.values
     files = values.get("places of eval_files", [])
-    known = [values.get(f"eval_files[{position}]") for position in range(len(files))]
-    if not files or not all(Path(file).is_file() for file in files) or known != [checksum(Path(f)) for f in files]:
+    recorded = [values.get(f"eval_files[{position}]") for position in range(len(files))]
+    if not files or not all(Path(file).is_file() for file in files) or recorded != [checksum(Path(f)) for f in files]:
         return None
     pairs = load_pairs(files, values["source_lang"], values["target_lang"], drop_empty=True, streaming=True)
     return next((pair["source"] for pair in pairs if pair["source"].strip()), None)
 
 
 def _read(path: Path, schema: type[dict] | None = None) -> dict | None:
-    """One of the records, if it is there; numbers that are not finite become null."""
+    """A record with `None` for numbers that are not finite; `None` if there is no such file."""
     return finite(read_record(path, schema)) if path.is_file() else None
 
 
 def _read_state(folder: Path) -> dict | None:
-    """The Trainer's state, if it is there, with the step that it is of."""
+    """The Trainer's state with all fields of `Step`; `None` if there is no such file."""
     if not (folder / STATE_NAME).is_file():
         return None
     state = finite(read_state(folder))
@@ -149,7 +150,7 @@ def _read_state(folder: Path) -> dict | None:
 
 
 def _read_run(path: Path) -> dict | None:
-    """`run.json`, if it is there. Numbers that the card computes with must be some."""
+    """`run.json` with its fields and numbers checked; `None` if there is no such file."""
     if not path.is_file():
         return None
     record = finite(read_manifest(path))
@@ -174,19 +175,19 @@ def averaged_checkpoints(averaged: dict | None) -> list[str]:
 
 
 def _step(checkpoint: Path, averaged: dict | None) -> int | None:
-    """The last update that went into the weights, where that can be known."""
-    own = _read_state(checkpoint)
-    if own is not None:
-        return own["global_step"]
+    """Step of the last update in the weights; `None` if unknown."""
+    state = _read_state(checkpoint)
+    if state is not None:
+        return state["global_step"]
     if averaged is not None and "updates" in averaged:
         return averaged["updates"]
     steps = [Path(name).name.removeprefix("checkpoint-") for name in averaged_checkpoints(averaged)]
     return max(map(int, steps)) if steps and all(step.isdigit() for step in steps) else None
 
 
-def _state(places: list[Path], step: int | None) -> dict | None:
-    """The run's own state is looked at first: beside a checkpoint's, it also has the time that training took."""
-    states = (_read_state(place) for place in places if step is not None)
+def _state(folders: list[Path], step: int | None) -> dict | None:
+    """The first state of that step. The run's folder comes first: only its state has the training time."""
+    states = (_read_state(folder) for folder in folders if step is not None)
     return next((state for state in states if state is not None and state["global_step"] == step), None)
 
 
@@ -199,7 +200,7 @@ def _other_model(record: dict, config: VaswaniConfig) -> str:
 
 
 def _recipe_text(name: str) -> str:
-    load_recipe(name)  # whether it is one
+    load_recipe(name)  # raises if it is not a recipe
     path = Path(name) if Path(name).is_file() else RECIPES / f"{name}.yaml"
     return path.read_text(encoding="utf-8").strip()
 
@@ -212,7 +213,7 @@ def _number(value):
 
 
 def without_paths(value):
-    """The same JSON, with absolute paths cut down to their last part: whose machine it was is nobody's business."""
+    """Cut absolute paths in a JSON value to their last part, for privacy."""
     if isinstance(value, dict):
         return {name: without_paths(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Scores in files, as `hf-vaswani score --json` prints them."""
+"""Score files written by `hf-vaswani score --json`."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ from ..json_records import check_fields, read_record
 
 
 class ReportFile(TypedDict):
-    """What `hf-vaswani score --json` prints, as far as a card shows it."""
+    """Fields of a score file that a card needs."""
 
     system: str
     sentences: int
@@ -21,7 +21,7 @@ class ReportFile(TypedDict):
 
 
 class FigureFile(TypedDict):
-    """One of its figures."""
+    """Fields of a figure in a score file."""
 
     name: str
     score: int | float | None
@@ -33,7 +33,7 @@ class FigureFile(TypedDict):
 
 
 class IntervalFile(TypedDict):
-    """The interval of a figure."""
+    """Fields of a figure's interval."""
 
     mean: int | float
     half_width: int | float
@@ -41,7 +41,7 @@ class IntervalFile(TypedDict):
 
 
 class BleuFile(TypedDict):
-    """What a BLEU is made of."""
+    """Components of a BLEU score."""
 
     precisions: list[int | float]
     brevity_penalty: int | float
@@ -50,7 +50,7 @@ class BleuFile(TypedDict):
 
 
 class ComparisonFile(TypedDict):
-    """One of its comparisons."""
+    """Fields of a comparison in a score file."""
 
     metric: str
     baseline: str
@@ -61,44 +61,44 @@ class ComparisonFile(TypedDict):
 
 
 def read_report(path: str) -> Report:
-    """A report as `hf-vaswani score --json` writes it.
+    """Read a report that `hf-vaswani score --json` wrote.
 
     Raises:
-        DataError: It is something else; the message names file and field.
-        OSError: No such file, or it cannot be read.
+        DataError: The file is not such a report; the message names file and field.
+        OSError: The file does not exist or cannot be read.
     """
     check_file(path)
     try:
-        found = read_record(Path(path), ReportFile)
-        _check_finite(found, path)
-        for index, comparison in enumerate(found["comparisons"]):
+        record = read_record(Path(path), ReportFile)
+        _check_finite(record, path)
+        for index, comparison in enumerate(record["comparisons"]):
             check_fields(comparison, ComparisonFile, f"{path}: comparisons[{index}]")
-        figures = [_figure(f"{path}: figures[{index}]", **figure) for index, figure in enumerate(found["figures"])]
-        comparisons = [Comparison(**comparison) for comparison in found["comparisons"]]
-    except (ValueError, TypeError) as error:  # TypeError: a field that there is not
-        raise DataError(f"{path}: expected what `hf-vaswani score --json` prints: {error}") from error
-    return Report(found["system"], found["sentences"], found["empty"], figures, comparisons)
+        figures = [_figure(f"{path}: figures[{index}]", **figure) for index, figure in enumerate(record["figures"])]
+        comparisons = [Comparison(**comparison) for comparison in record["comparisons"]]
+    except (ValueError, TypeError) as error:  # TypeError: unknown field
+        raise DataError(f"{path}: expected the output of `hf-vaswani score --json`: {error}") from error
+    return Report(record["system"], record["sentences"], record["empty"], figures, comparisons)
 
 
-def _check_finite(value: object, place: str) -> None:
-    """Raises ValueError, naming the place, for a number that JSON does not have, or too large a one, such as 1e999."""
+def _check_finite(value: object, location: str) -> None:
+    """Raise ValueError, naming the location, for NaN, infinity and overflowing numbers such as 1e999."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for name, item in items:
-            _check_finite(item, f"{place}: {name}")
+            _check_finite(item, f"{location}: {name}")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{place}: expected a finite number, found {value}.")
+        raise ValueError(f"{location}: expected a finite number, found {value}.")
 
 
-def _figure(place: str, score: float | None = None, interval: dict | None = None, **more) -> MetricScore:
-    """As JSON has it, where null is a perplexity that no float can hold."""
-    check_fields({"score": score, "interval": interval, **more}, FigureFile, place)
+def _figure(location: str, score: float | None = None, interval: dict | None = None, **fields) -> MetricScore:
+    """A figure from JSON; a score of null is an infinite perplexity."""
+    check_fields({"score": score, "interval": interval, **fields}, FigureFile, location)
     if interval is not None:
-        check_fields(interval, IntervalFile, f"{place}: interval")
-    if "precisions" in more["details"]:
-        check_fields(more["details"], BleuFile, f"{place}: details")
-    if not 0 <= more["digits"] <= 20:
-        raise ValueError(f"{place}: digits: expected at most 20, found {more['digits']}.")
+        check_fields(interval, IntervalFile, f"{location}: interval")
+    if "precisions" in fields["details"]:
+        check_fields(fields["details"], BleuFile, f"{location}: details")
+    if not 0 <= fields["digits"] <= 20:
+        raise ValueError(f"{location}: digits: expected 0 to 20, found {fields['digits']}.")
     return MetricScore(
-        score=math.inf if score is None else score, interval=Interval(**interval) if interval else None, **more
+        score=math.inf if score is None else score, interval=Interval(**interval) if interval else None, **fields
     )

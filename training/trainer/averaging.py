@@ -1,4 +1,4 @@
-"""Averages of weights (section 6.1): of checkpoints afterwards, of a run's last or best, or a moving one."""
+"""Averages of weights (section 6.1): means of checkpoints, and an exponential moving average."""
 
 import contextlib
 import json
@@ -35,24 +35,26 @@ logger = logging.getLogger(__name__)
 
 
 RECORD = "averaged_from.json"
-LEFTOVERS = ("partial", "earlier")  # endings of folders beside an average, while it is written
+LEFTOVERS = ("partial", "earlier")  # suffixes of the temporary folders beside an average
 
 
 def last_checkpoints(run: str, count: int) -> list[Path]:
-    """The last checkpoints that a run wrote in its own time, oldest first: not one that an interruption wrote in
-    between, nor one that was kept for being the best, in the place of one that is gone.
+    """The last `count` regular checkpoints of a run, oldest first.
+
+    Checkpoints written on an interruption are excluded. An older checkpoint, kept as the best, does not replace a
+    deleted one.
 
     Raises:
-        ValueError: There are not so many.
+        ValueError: The run wrote fewer checkpoints, or one of the last is missing.
     """
     complete = complete_checkpoints(run)
     steps = regular_steps(complete[-1])[-count:] if complete else []
     if len(steps) < count:
-        raise ValueError(f"{run}: asked for the last {count} checkpoints, and it has written {len(steps)}.")
+        raise ValueError(f"{run}: expected {count} checkpoints, found {len(steps)}.")
     checkpoints = [Path(run) / checkpoint_name(step) for step in steps]
     if missing := [folder.name for folder in checkpoints if folder not in complete]:
         raise ValueError(
-            f"{run}: of the last {count} checkpoints, these are gone: {', '.join(missing)}. "
+            f"{run}: of the last {count} checkpoints, these are missing: {', '.join(missing)}. "
             "Average fewer, or name others with --checkpoints."
         )
     return checkpoints
@@ -69,15 +71,14 @@ def average(
 
     Args:
         checkpoints (`list[str | Path]`): Checkpoint folders, with the same configuration.
-        output (`str`): Folder to write. It appears only when it is complete, and lists in `averaged_from.json` what
-            went into it.
-        notes (`dict`, *optional*): To be added there.
-        replace (`bool`): Whether an average that is there already gives way.
-        trust_remote_code (`bool`): As of `load_tokenizer`.
+        output (`str`): Folder to write, atomically. Its `averaged_from.json` lists the checkpoints.
+        notes (`dict`, *optional*): Further entries of `averaged_from.json`.
+        replace (`bool`): Replace an existing average.
+        trust_remote_code (`bool`): See `load_tokenizer`.
 
     Raises:
-        ValueError: No checkpoints, adapters, configurations that differ, or what `load_model` refuses.
-        FileExistsError: `output` is there already.
+        ValueError: No checkpoints, different configurations, adapters, or a model that `load_model` refuses.
+        FileExistsError: `output` exists already.
     """
     if not checkpoints:
         raise ValueError("No checkpoints to average.")
@@ -91,7 +92,7 @@ def average(
         if config != first_config:
             differing = sorted(k for k in config.keys() | first_config.keys() if config.get(k) != first_config.get(k))
             raise ValueError(f"{folder} differs from {checkpoints[0]} in {', '.join(differing)}.")
-        for name, weight in model.named_parameters():  # a tied matrix comes once
+        for name, weight in model.named_parameters():  # yields tied matrices once
             sums[name] = sums.get(name, 0) + weight.detach().double()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -102,37 +103,37 @@ def average(
 
 
 def check_output(output: Path, replace: bool) -> None:
-    """Raises FileExistsError where there is something that may not be replaced: only an average may."""
+    """Raise FileExistsError for an existing output; with `replace`, for one that is not an average."""
     if os.path.lexists(output) and not (replace and (output / RECORD).is_file() and not output.is_symlink()):
-        raise FileExistsError(f"{output} is there already.")
-    for place in (output.with_name(f"{output.name}.{name}") for name in LEFTOVERS):
-        if place.is_symlink() or (place.exists() and not place.is_dir()):
-            raise FileExistsError(f"{place} is in the way: expected an earlier run's folder, or nothing.")
+        raise FileExistsError(f"{output} exists already.")
+    for path in (output.with_name(f"{output.name}.{name}") for name in LEFTOVERS):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise FileExistsError(f"{path} is in the way: expected an earlier run's folder, or nothing.")
 
 
 def write_checkpoint(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: Path, record: dict, replace: bool = False
 ) -> None:
-    """Writes an ordinary checkpoint folder, with the record of what was averaged; it appears when it is complete.
+    """Write averaged weights atomically as an ordinary checkpoint folder.
 
     Args:
-        model (`PreTrainedModel`): With the averaged weights.
-        tokenizer (`PreTrainedTokenizerBase`): To go with it.
+        model (`PreTrainedModel`): Model with the averaged weights.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer to save with the model.
         output (`Path`): Folder to write.
-        record (`dict`): For `averaged_from.json`.
-        replace (`bool`): Whether an average that is there already gives way.
+        record (`dict`): Content of `averaged_from.json`.
+        replace (`bool`): Replace an existing average.
 
     Raises:
-        FileExistsError: `output` is there already, or something in the place of the folder it grows in.
-        OSError: It cannot be written.
+        FileExistsError: `output` exists already, or a file has the name of a temporary folder.
+        OSError: Writing failed.
     """
     check_output(output, replace)
     partial, earlier = (output.with_name(f"{output.name}.{name}") for name in LEFTOVERS)
     for leftover in (partial, earlier):
-        shutil.rmtree(leftover, ignore_errors=True)  # which leaves a file and a symbolic link
+        shutil.rmtree(leftover, ignore_errors=True)  # ignores files and symbolic links
     output.parent.mkdir(parents=True, exist_ok=True)
-    what = f"{output.name} could not be written"
-    with naming_what_failed(output.parent, what, lambda: shutil.rmtree(partial, ignore_errors=True)):
+    failure = f"{output.name} could not be written"
+    with naming_what_failed(output.parent, failure, lambda: shutil.rmtree(partial, ignore_errors=True)):
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         (partial / RECORD).write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -147,25 +148,27 @@ EMA_NAME = "ema"  # folder in each checkpoint
 
 
 class AverageFile(TypedDict):
-    """What is used of `averaged_from.json`."""
+    """Fields of `averaged_from.json`."""
 
     checkpoints: NotRequired[list[str]]
     updates: NotRequired[int]
 
 
 class MovingAverageFile(TypedDict):
-    """The same, of a moving average."""
+    """Fields of a moving average's `averaged_from.json`."""
 
     updates: int
 
 
 class MovingAverage(TrainerCallback):
-    """The exponential moving average of the weights: those after the first update, then after each update
+    """Exponential moving average of the weights.
+
+    The average starts as the weights after the first update. Each further update makes it
     `decay * average + (1 - decay) * weights`.
 
     Args:
-        model (`PreTrainedModel`): Whose weights to average; the average lies on the same device, in the same type.
-        decay (`float`): Of what was averaged before.
+        model (`PreTrainedModel`): Model to average; the average has the same device and dtype.
+        decay (`float`): Weight of the previous average.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -177,8 +180,7 @@ class MovingAverage(TrainerCallback):
 
     @contextlib.contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
-        """The model has the averaged weights within, and its own afterwards: storage changes hands, nothing is
-        computed."""
+        """Give the model the averaged weights inside the context, by swapping storage; no tensor is copied."""
         self._swap(model)
         try:
             yield
@@ -186,35 +188,37 @@ class MovingAverage(TrainerCallback):
             self._swap(model)
 
     def _swap(self, model: nn.Module) -> None:
-        for mine, theirs in zip(self.averaged.module.parameters(), model.parameters()):
-            mine.data, theirs.data = theirs.data, mine.data
+        for averaged, weight in zip(self.averaged.module.parameters(), model.parameters()):
+            averaged.data, weight.data = weight.data, averaged.data
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase, replace: bool = False) -> None:
-        """Writes the average as an ordinary checkpoint."""
+        """Write the average as an ordinary checkpoint."""
         updates = int(self.averaged.n_averaged)
         record = {"method": "exponential moving average of the weights", "decay": self.decay, "updates": updates}
         write_checkpoint(self.averaged.module, tokenizer, folder, record, replace)
 
     def load(self, folder: Path) -> None:
-        """Goes on from an average that was saved.
+        """Restore a saved average.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The folder has no average.
         """
         if not (folder / RECORD).is_file():
-            raise FileNotFoundError(f"{folder}: no moving average was kept; it cannot begin in the middle of a run.")
+            raise FileNotFoundError(
+                f"{folder}: no moving average was saved; average=ema cannot start in the middle of a run."
+            )
         module = self.averaged.module
         updates = read_record(folder / RECORD, MovingAverageFile)["updates"]
         saved = load_model(folder, type(module), dtype=module.dtype)
         with torch.no_grad():
-            for mine, theirs in zip(module.parameters(), saved.parameters()):
-                mine.copy_(theirs)
+            for averaged, weight in zip(module.parameters(), saved.parameters()):
+                averaged.copy_(weight)
         self.averaged.n_averaged.fill_(updates)
 
 
 @contextlib.contextmanager
 def mean_swapped_in(model: PreTrainedModel, checkpoints: list[Path]) -> Iterator[None]:
-    """Within, the model has the mean of its own weights and those of checkpoints; afterwards its own, to the bit."""
+    """Give the model the mean of its own and the checkpoints' weights inside the context; restore its own exactly."""
     weights = list(model.parameters())
     own = [weight.data for weight in weights]
     sums = [weight.to("cpu", torch.float64, copy=True) for weight in own]
@@ -233,12 +237,12 @@ def mean_swapped_in(model: PreTrainedModel, checkpoints: list[Path]) -> Iterator
 def checkpoints_to_average(
     args: VaswaniTrainingArguments, state: TrainerState, saved_steps: list[int], run: str | Path
 ) -> list[Path]:
-    """The checkpoints that `average` asks for, the best or oldest first: `average_count`, or as many as there are.
+    """Checkpoints for the average, at most `average_count`: best first for `best`, oldest first for `last`.
 
     Args:
-        args, state: Of the Trainer.
-        saved_steps (`list[int]`): When the run wrote checkpoints, but for those of an interruption.
-        run (`str` or `Path`): Its folder.
+        args, state: Arguments and state of the Trainer.
+        saved_steps (`list[int]`): Steps of the run's regular checkpoints, those of interruptions excluded.
+        run (`str` or `Path`): Folder of the run.
     """
     folders = checkpoint_folders(run)
     if args.average == "last":
@@ -252,15 +256,15 @@ def checkpoints_to_average(
 
 
 def metric_by_step(state: TrainerState, metric: str) -> dict[int, float]:
-    """The values of a metric of evaluation, by the step they were found at."""
+    """Values of an evaluation metric by step."""
     return {entry["step"]: entry[metric] for entry in state.log_history if metric in entry}
 
 
 def write_average(trainer) -> Path:
-    """Writes what a run's `average` asks for, as the checkpoint `average-last`, `-best` or `-ema` in its folder.
+    """Write a run's `average` as the checkpoint `average-last`, `average-best` or `average-ema` in its folder.
 
     Args:
-        trainer (`VaswaniTrainer`): After its training.
+        trainer (`VaswaniTrainer`): Trainer after training.
     """
     args, state = trainer.args, trainer.state
     output = Path(args.output_dir) / f"average-{args.average}"
@@ -269,7 +273,7 @@ def write_average(trainer) -> Path:
         return output
     checkpoints = checkpoints_to_average(args, state, trainer.saved_steps, args.output_dir)
     if len(checkpoints) < args.average_count:
-        logger.warning("%s: of %d checkpoints, there are %d.", output, args.average_count, len(checkpoints))
+        logger.warning("%s: expected %d checkpoints, found %d.", output, args.average_count, len(checkpoints))
     values = metric_by_step(state, args.best_metric) if args.average == "best" else {}
     scores = {args.best_metric: [values[checkpoint_step(folder)] for folder in checkpoints]} if values else {}
     average(checkpoints, str(output), scores, replace=True)

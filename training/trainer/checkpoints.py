@@ -1,8 +1,9 @@
-"""Checkpoint folders that are there whole or not at all, whenever a run is killed.
+"""Atomic, checksummed checkpoint folders.
 
-A checkpoint is written to `checkpoint.partial/` in the run's folder, brought to the disk, and renamed to its place.
-What is no longer wanted is renamed back there before it is deleted, so that no `checkpoint-STEP` is ever half there.
-Every file of it has its checksum in `training_checksums.json`: what was damaged later is found before it is used.
+A checkpoint is written to `checkpoint.partial/` in the run's folder, synced to disk, and renamed to
+`checkpoint-STEP`. Rotation moves a checkpoint back to `checkpoint.partial/` before deleting it, so a killed run never
+leaves an incomplete `checkpoint-STEP`. `training_checksums.json` holds the checksum of every file; damage is detected
+before a file is read.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ REPLACED, REMOVED = "replaced", "removed"
 STATE_NAME = "trainer_state.json"
 PROGRESS_NAME = "progress.json"
 TRAINING_CHECKSUMS_NAME = "training_checksums.json"
-# What is drawn, and what the card counts with, of the log in `trainer_state.json`.
+# Numeric fields in the log of `trainer_state.json` that the curves and the model card use.
 NUMBERS = {
     *("loss", "learning_rate", "eval_loss", "eval_perplexity", "eval_bleu", "eval_runtime", "train_loss"),
     *("train_runtime", "train_steps_per_second", "target_tokens_per_second", "padding_share"),
@@ -40,7 +41,7 @@ NUMBERS = {
 
 
 class StateFile(TypedDict):
-    """What is used of `trainer_state.json`."""
+    """Fields of `trainer_state.json`."""
 
     log_history: NotRequired[list[dict[str, Any]]]
     global_step: NotRequired[int]
@@ -55,13 +56,13 @@ class StateFile(TypedDict):
 
 
 class StepsFile(TypedDict):
-    """What `progress.json` says of the run's checkpoints."""
+    """Regular checkpoints of the run, in `progress.json`."""
 
     saved_steps: NotRequired[list[int]]
 
 
 class ProgressFile(StepsFile):
-    """What it holds for the run to go on."""
+    """Fields of `progress.json` for exact resumption."""
 
     total_loss: int | float
     last_logged: int
@@ -69,31 +70,31 @@ class ProgressFile(StepsFile):
 
 
 def read_state(folder: Path) -> dict:
-    """The Trainer's state in the folder of a run or of a checkpoint.
+    """Read the Trainer's state from the folder of a run or of a checkpoint.
 
     Raises:
-        ValueError: It is broken; the message names file and field.
-        OSError: It cannot be read.
+        ValueError: The state is malformed; the message names file and field.
+        OSError: The file cannot be read.
     """
     path = folder / STATE_NAME
     state = read_record(path, StateFile)
     for index, entry in enumerate(state.get("log_history", [])):
         for name in ("step", *(name for name in entry if name in NUMBERS)):
             if not isinstance(entry.get(name), int if name == "step" else (int, float)):
-                found = reprlib.repr(entry.get(name))
-                raise ValueError(f"{path}: log_history[{index}]: {name}: expected a number, found {found:.60}.")
+                value = reprlib.repr(entry.get(name))
+                raise ValueError(f"{path}: log_history[{index}]: {name}: expected a number, found {value:.60}.")
     return state
 
 
 def read_progress(checkpoint: Path, schema: type[dict] = ProgressFile) -> dict | None:
-    """What a checkpoint holds beside the stock Trainer's; `None` for one of a stock Trainer.
+    """Read `progress.json` of a checkpoint; `None` for a checkpoint of a stock Trainer.
 
     Args:
-        checkpoint (`Path`): Its folder.
-        schema (`type`): What is asked of it.
+        checkpoint (`Path`): Folder of the checkpoint.
+        schema (`type`): `TypedDict` with the required fields.
 
     Raises:
-        OSError: It is damaged; the message says what can be done.
+        OSError: The file is damaged; the message suggests a remedy.
     """
     path = checkpoint / PROGRESS_NAME
     if not path.is_file():
@@ -103,34 +104,34 @@ def read_progress(checkpoint: Path, schema: type[dict] = ProgressFile) -> dict |
         if schema is ProgressFile and not (progress["processes"] and all(map(_numbers, progress["processes"]))):
             raise ValueError("processes: expected a list of objects with numbers.")
     except ValueError as error:
-        raise OSError(f"{path} is damaged: {error} {_without(checkpoint)}") from error
+        raise OSError(f"{path} is damaged: {error} {_remedy(checkpoint)}") from error
     return progress
 
 
-def _numbers(counted: dict) -> bool:
-    return all(isinstance(value, (int, float)) for value in counted.values())
+def _numbers(counts: dict) -> bool:
+    return all(isinstance(value, (int, float)) for value in counts.values())
 
 
 def checkpoint_name(step: int) -> str:
-    """Name of the folder of the checkpoint that is written after optimiser step `step`."""
+    """Folder name of the checkpoint after optimiser step `step`."""
     return f"{PREFIX_CHECKPOINT_DIR}-{step}"
 
 
 def checkpoint_step(folder: Path) -> int:
-    """The optimiser step that a folder `checkpoint-STEP` was written after."""
+    """Optimiser step of a folder `checkpoint-STEP`."""
     return int(folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-"))
 
 
 def checkpoint_folders(run: str | Path) -> list[Path]:
-    """The folders `checkpoint-STEP` of a run, oldest first."""
+    """Folders `checkpoint-STEP` of a run, oldest first."""
     folders = Path(run).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
     return sorted((folder for folder in folders if folder.name.split("-", 1)[1].isdigit()), key=checkpoint_step)
 
 
 def complete_checkpoints(run: str | Path) -> list[Path]:
-    """The checkpoints in a run's folder that were written to their end, oldest first.
+    """Complete checkpoints in a run's folder, oldest first.
 
-    The Trainer writes `trainer_state.json` last: where it is missing or cut off, the checkpoint is passed over with a
+    The Trainer writes `trainer_state.json` last. A checkpoint without it, or with a truncated one, is skipped with a
     warning.
     """
     complete = []
@@ -139,45 +140,47 @@ def complete_checkpoints(run: str | Path) -> list[Path]:
             read_record(folder / STATE_NAME)
             complete.append(folder)
         except (FileNotFoundError, ValueError):
-            logger.warning("%s was not written to its end; it is passed over.", folder)
+            logger.warning("%s is incomplete: it is skipped.", folder)
     return complete
 
 
 def regular_steps(checkpoint: Path) -> list[int]:
-    """The steps at which a run wrote checkpoints, up to this one, oldest first, whether they are still there or not;
-    without those that an interruption wrote in between. Where the run did not note them, its `save_steps` tells.
+    """Steps of a run's regular checkpoints up to this one, oldest first, deleted checkpoints included.
+
+    Checkpoints written on an interruption are excluded. For a run without records, the steps follow from its
+    `save_steps`.
 
     Raises:
-        OSError: What it noted is damaged.
-        ValueError: The Trainer's state is.
+        OSError: `progress.json` is damaged.
+        ValueError: The Trainer's state is malformed.
     """
-    noted = read_progress(checkpoint, StepsFile) or {}
-    if "saved_steps" in noted:
-        return noted["saved_steps"]
+    progress = read_progress(checkpoint, StepsFile) or {}
+    if "saved_steps" in progress:
+        return progress["saved_steps"]
     state, step = read_state(checkpoint), checkpoint_step(checkpoint)
-    every = int(state.get("save_steps", 0))
-    steps = list(range(every, step + 1, every)) if every > 0 else []
+    interval = int(state.get("save_steps", 0))
+    steps = list(range(interval, step + 1, interval)) if interval > 0 else []
     return steps if step != state.get("max_steps") or step in steps else [*steps, step]
 
 
 def write_checksums(checkpoint: Path) -> None:
-    """Notes size and SHA-256 of every file of a checkpoint; those of weights have been computed already."""
-    known = {
-        place.parent / name: entry
-        for place in checkpoint.rglob(CHECKSUMS_NAME)
-        for name, entry in read_checksums(place.parent).items()
+    """Write size and SHA-256 of every file of a checkpoint, reusing the recorded checksums of the weights."""
+    recorded = {
+        record.parent / name: entry
+        for record in checkpoint.rglob(CHECKSUMS_NAME)
+        for name, entry in read_checksums(record.parent).items()
     }
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-    checksums = {path.relative_to(checkpoint).as_posix(): known.get(path) or checksum(path) for path in files}
+    checksums = {path.relative_to(checkpoint).as_posix(): recorded.get(path) or checksum(path) for path in files}
     text = json.dumps(checksums, indent=2) + "\n"
     (checkpoint / TRAINING_CHECKSUMS_NAME).write_text(text, encoding="utf-8")
 
 
 def check_files(checkpoint: Path) -> None:
-    """Compares every file of a checkpoint with what was written, if that was noted.
+    """Verify every file of a checkpoint against its checksums; without `training_checksums.json`, the weights only.
 
     Raises:
-        OSError: A file is damaged or missing; the message says what can be done.
+        OSError: A file is damaged or missing; the message suggests a remedy.
     """
     saved = read_checksums(checkpoint, TRAINING_CHECKSUMS_NAME)
     if saved is None:
@@ -187,48 +190,48 @@ def check_files(checkpoint: Path) -> None:
     for name, expected in saved.items():
         path = checkpoint / name
         if not path.is_file():
-            raise OSError(f"{path} is missing. {_without(checkpoint)}")
+            raise OSError(f"{path} is missing. {_remedy(checkpoint)}")
         size = path.stat().st_size
         if size != expected["size"]:
-            raise OSError(f"{path} is damaged: it has {size:,} bytes of {expected['size']:,}. {_without(checkpoint)}")
-        if (found := checksum(path)["sha256"]) != expected["sha256"]:
+            raise OSError(f"{path} is damaged: it has {size:,} bytes of {expected['size']:,}. {_remedy(checkpoint)}")
+        if (digest := checksum(path)["sha256"]) != expected["sha256"]:
             raise OSError(
-                f"{path} is damaged: its SHA-256 is {found}, and {TRAINING_CHECKSUMS_NAME} says {expected['sha256']}. "
-                f"{_without(checkpoint)}"
+                f"{path} is damaged: its SHA-256 is {digest}, but {TRAINING_CHECKSUMS_NAME} has {expected['sha256']}. "
+                f"{_remedy(checkpoint)}"
             )
 
 
-def _without(checkpoint: Path) -> str:
-    """What can be done without a checkpoint."""
+def _remedy(checkpoint: Path) -> str:
+    """Advice for a run whose last checkpoint is damaged."""
     folders = complete_checkpoints(checkpoint.parent)
     earlier = [folder for folder in folders if checkpoint_step(folder) < checkpoint_step(checkpoint)]
     if not earlier:
-        return "There is no earlier checkpoint to go on from: start anew in another folder."
-    return f"Remove {checkpoint} to go on from {earlier[-1].name}."
+        return "There is no earlier checkpoint to resume from: start a new run in another folder."
+    return f"Remove {checkpoint} to resume from {earlier[-1].name}."
 
 
 @contextlib.contextmanager
 def naming_what_failed(place: Path, what: str, then: Callable[[], str | None]) -> Iterator[None]:
-    """Raises OSError for whatever way a library has to say that it could not write.
+    """Convert the write errors of all libraries to OSError.
 
     Args:
         place (`Path`): Folder that is written to.
-        what (`str`): What could not be done, for the message.
-        then (`Callable`): Cleans up; what it returns ends the message.
+        what (`str`): Failed operation, for the message.
+        then (`Callable`): Cleans up, and returns the end of the message.
     """
     try:
         yield
     except Exception as error:
-        # What tokenizers raises is a bare Exception.
+        # tokenizers raises a bare Exception.
         if not isinstance(error, (OSError, RuntimeError, SafetensorError)) and type(error) is not Exception:
             raise
-        free = shutil.disk_usage(place).free  # PyTorch's error says nothing of a full disk
+        free = shutil.disk_usage(place).free  # PyTorch's error does not mention a full disk
         message = f"{place}: {what}, with {free:,} bytes free there: {error}. {then() or ''}"
         raise OSError(message.strip()) from error
 
 
 def sync(folder: Path) -> None:
-    """Brings a folder, with all that is in it, to the disk."""
+    """Sync a folder and its content to disk."""
     for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -238,10 +241,10 @@ def sync(folder: Path) -> None:
 
 
 def put_in_place(folder: Path, place: Path) -> None:
-    """Renames a folder that was written under `checkpoint.partial` to its place, where it is then whole.
+    """Rename a complete folder from `checkpoint.partial` to its final path.
 
-    An earlier folder of that name is set aside, not deleted, before the new one is there; `clear_partial` puts it back
-    if the process ends between the two.
+    An earlier folder of that name is moved aside first. If the process dies between the two renames, `clear_partial`
+    restores it.
     """
     sync(folder)
     aside = place.parent / PARTIAL / REPLACED
@@ -254,7 +257,7 @@ def put_in_place(folder: Path, place: Path) -> None:
 
 
 def put_files_in_place(folder: Path, place: Path) -> None:
-    """Moves every file of a folder to the folder `place`, each over the earlier one of its name."""
+    """Move every file of a folder to the folder `place`, atomically replacing files of the same name."""
     sync(folder)
     for path in sorted(folder.iterdir()):
         path.replace(place / path.name)
@@ -263,7 +266,7 @@ def put_files_in_place(folder: Path, place: Path) -> None:
 
 
 def _sync_entries(folder: Path) -> None:
-    """Brings the names in a folder to the disk, not what is behind them."""
+    """Sync a folder's entries to disk, without the content of its files."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -272,7 +275,7 @@ def _sync_entries(folder: Path) -> None:
 
 
 def clear_partial(run: str | Path) -> None:
-    """Deletes what a killed run left half written or half deleted, and puts back what it was about to replace."""
+    """Delete a killed run's partially written or deleted folders, and restore those it was about to replace."""
     partial = Path(run) / PARTIAL
     for earlier in (partial / REPLACED).glob("*"):
         if not (Path(run) / earlier.name).exists():
@@ -281,14 +284,13 @@ def clear_partial(run: str | Path) -> None:
 
 
 def rotate(run: Path, limit: int | None, keep: set[Path], regular: Collection[int]) -> None:
-    """Deletes checkpoints until there are no more than `limit`, but none of those to keep: first what interruptions
-    wrote, then the oldest.
+    """Delete surplus checkpoints over `limit`: those of interruptions first, then the oldest.
 
     Args:
-        run (`Path`): The run's folder.
-        limit (`int`, *optional*): `save_total_limit`; no limit when not given, or not positive.
+        run (`Path`): Folder of the run.
+        limit (`int`, *optional*): `save_total_limit`; no limit when not given or not positive.
         keep (`set[Path]`): Checkpoints to keep, even over the limit.
-        regular (`Collection[int]`): Steps of the checkpoints that no interruption wrote.
+        regular (`Collection[int]`): Steps of the regular checkpoints, those of interruptions excluded.
     """
     if limit is None or limit <= 0:
         return

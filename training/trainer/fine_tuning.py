@@ -1,4 +1,4 @@
-"""Fine-tuning: a run that begins with the weights, the vocabulary and the search of a trained model."""
+"""Fine-tuning: start a run from the weights, vocabulary and search settings of a trained model."""
 
 import dataclasses
 import logging
@@ -23,23 +23,23 @@ from .checkpoints import PARTIAL, clear_partial, naming_what_failed, put_in_plac
 logger = logging.getLogger(__name__)
 
 
-# What may differ from the checkpoint: no weight depends on it.
+# Fields that may differ from the checkpoint's: no weight depends on them.
 FREE_FIELDS = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]  # all linear layers of attention and feed-forward
-ADAPTER_NAME = "adapter"  # folder in the run's
+ADAPTER_NAME = "adapter"  # subfolder of the run's folder
 
 
 def starting_checkpoint(init_from: str) -> Path:
-    """The folder of the checkpoint to begin with; one that the Hub has is downloaded first.
+    """Folder of the checkpoint to fine-tune, downloaded from the Hub if it is not a local folder.
 
     Raises:
-        FileNotFoundError: There is no such folder, and it cannot be had from the Hub.
-        ValueError: It holds another kind of model, or an adapter only.
+        FileNotFoundError: No such folder, and the download failed.
+        ValueError: The checkpoint holds another kind of model, or an adapter only.
     """
     folder = Path(init_from)
     if not folder.is_dir():
         try:
-            folder = Path(snapshot_download(init_from, ignore_patterns=["*/*"]))  # not the run's own checkpoints
+            folder = Path(snapshot_download(init_from, ignore_patterns=["*/*"]))  # without its training checkpoints
         except (OSError, HFValidationError) as error:
             raise FileNotFoundError(f"init_from {init_from}: no such folder, and not on the Hub: {error}") from error
     check_folder(folder, ours=True)
@@ -47,21 +47,21 @@ def starting_checkpoint(init_from: str) -> Path:
 
 
 def starting_config(folder: Path, model_args: ModelArguments) -> VaswaniConfig:
-    """The checkpoint's configuration, with the dropout and the label smoothing of the run.
+    """The checkpoint's configuration, with the dropout and label smoothing of the run.
 
     Raises:
-        ValueError: The run asks for something that the checkpoint's weights do not have, or for an unknown field.
+        ValueError: The run sets an unknown field, or one that conflicts with the checkpoint's weights.
     """
     config = VaswaniConfig.from_pretrained(folder)
     known = {field.name for field in dataclasses.fields(VaswaniConfig)} | set(VaswaniConfig.attribute_map)
-    VaswaniConfig.from_table3(model_args.model)  # raises if there is no such row
+    VaswaniConfig.from_table3(model_args.model)  # raises for an unknown row
     for name, value in {**TABLE_3[model_args.model], **(model_args.model_overrides or {})}.items():
         if name not in known:
             raise ValueError(f"model_overrides: VaswaniConfig has no field {name!r}.")
         if name not in FREE_FIELDS and getattr(config, name) != value:
             raise ValueError(
-                f"{name} is {getattr(config, name)!r} in {folder}, and the run asks for {value!r}: with init_from, "
-                f"model and model_overrides may change {', '.join(FREE_FIELDS)} only."
+                f"{name} is {getattr(config, name)!r} in {folder}, but the run sets {value!r}: with init_from, model "
+                f"and model_overrides may change {', '.join(FREE_FIELDS)} only."
             )
         try:
             setattr(config, name, value)
@@ -74,22 +74,22 @@ def starting_config(folder: Path, model_args: ModelArguments) -> VaswaniConfig:
 def load_model(
     model_args: ModelArguments, folder: Path, tokenizer: PreTrainedTokenizerBase
 ) -> VaswaniForConditionalGeneration:
-    """The checkpoint's model and generation settings, for a vocabulary that is the checkpoint's or extends it.
+    """Load the checkpoint's model and generation settings, with its embeddings extended for new tokens.
 
     Args:
-        model_args (`ModelArguments`): Of the run.
+        model_args (`ModelArguments`): Arguments of the run.
         folder (`Path`): From `starting_checkpoint`.
-        tokenizer (`PreTrainedTokenizerBase`): Of the run.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the run: the checkpoint's, or an extension of it.
 
     Raises:
         OSError: The weights are damaged.
-        ValueError: The run asks for what the checkpoint does not have, or its vocabulary does not fit its weights.
+        ValueError: The run's settings conflict with the checkpoint, or its tokenizer does not match its weights.
     """
     config = starting_config(folder, model_args)
     if model_args.vocab_size not in (ModelArguments.vocab_size, config.vocab_size):
         raise ValueError(
-            f"vocab_size={model_args.vocab_size}: with init_from the vocabulary is that of {folder}, "
-            f"{config.vocab_size} tokens, to which extend_vocabulary adds."
+            f"vocab_size={model_args.vocab_size}: with init_from, the vocabulary is that of {folder}, "
+            f"{config.vocab_size} tokens; extend_vocabulary adds to it."
         )
     model = load_checked(
         folder,
@@ -100,7 +100,7 @@ def load_model(
     )
     own = load_tokenizer(folder, model_args.trust_remote_code)
     if (largest := max(own.get_vocab().values())) >= config.vocab_size:
-        raise ValueError(f"{folder}: the tokenizer has an id {largest}, the model {config.vocab_size} embeddings.")
+        raise ValueError(f"{folder}: the tokenizer has an id {largest}, but the model {config.vocab_size} embeddings.")
     if model_args.extend_vocabulary:
         extend_embeddings(model, own, tokenizer)
     return model
@@ -108,8 +108,10 @@ def load_model(
 
 @torch.no_grad()
 def extend_embeddings(model: PreTrainedModel, old: PreTrainedTokenizerBase, extended: PreTrainedTokenizerBase) -> None:
-    """Rows for the new tokens, in the embedding and in the output projection: each the mean of the rows of the old
-    tokens that it replaces."""
+    """Add rows for new tokens to the embedding and the output projection.
+
+    Each new row is the mean of the rows of the old tokens that the new token replaces.
+    """
     size = max(model.config.vocab_size, max(extended.get_vocab().values()) + 1)
     model.resize_token_embeddings(size, mean_resizing=False)
     weights = [model.get_input_embeddings().weight]
@@ -121,27 +123,29 @@ def extend_embeddings(model: PreTrainedModel, old: PreTrainedTokenizerBase, exte
 
 
 def add_adapters(model: VaswaniForConditionalGeneration, rank: int, args: VaswaniTrainingArguments):
-    """The model with low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) on all linear layers of attention and
-    feed-forward, which alone are trained; their product is scaled by 2, and has the model's dropout, no other.
+    """Add low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) to the model.
+
+    All linear layers of attention and feed-forward get adapters; only the adapters are trained. Their product is
+    scaled by 2, without dropout beyond the model's own.
 
     Args:
-        model (`VaswaniForConditionalGeneration`): Gets the adapters.
-        rank (`int`): Of the adapters.
-        args (`VaswaniTrainingArguments`): Of the run that is to train them.
+        model (`VaswaniForConditionalGeneration`): Model to adapt, in place.
+        rank (`int`): Rank of the adapters.
+        args (`VaswaniTrainingArguments`): Arguments of the run.
 
     Returns:
         The `peft.PeftModel`.
 
     Raises:
         ImportError: PEFT is not installed.
-        ValueError: The run asks for what cannot be done with adapters.
+        ValueError: The run averages weights, or shards them by FSDP or DeepSpeed.
     """
     if args.average is not None:
         raise ValueError(
-            f"average={args.average} with lora_rank: the mean of adapters is not that of what they make of the model."
+            f"average={args.average} with lora_rank: averaging adapters does not average the adapted weights."
         )
     if args.fsdp or args.deepspeed:
-        raise ValueError("lora_rank: not with weights that FSDP or DeepSpeed divide among devices.")
+        raise ValueError("lora_rank: adapters cannot be combined with weights sharded by FSDP or DeepSpeed.")
     try:
         from peft import LoraConfig, TaskType, get_peft_model
     except ImportError as error:
@@ -151,16 +155,16 @@ def add_adapters(model: VaswaniForConditionalGeneration, rank: int, args: Vaswan
 
 
 def merge_adapters(trainer, init_from: str) -> None:
-    """Keeps the trained adapters in `adapter/` in the run's folder, and makes them part of the model's weights.
+    """Save the trained adapters to `adapter/` in the run's folder, and merge them into the model's weights.
 
     Args:
-        trainer (`VaswaniTrainer`): After its training; its model is an ordinary one afterwards.
-        init_from (`str`): Whose adapters they are; a name on the Hub, not where it lies in the cache.
+        trainer (`VaswaniTrainer`): Trainer after training; its model becomes an ordinary one.
+        init_from (`str`): Base model to record in the adapter: a folder or a repository on the Hub, not a cache path.
     """
     model, run = trainer.model, Path(trainer.args.output_dir)
     if trainer.args.should_save:
         model.active_peft_config.base_model_name_or_path = init_from
-        # Embeddings have not changed; PEFT would ask the Hub whether they have.
+        # The embeddings are unchanged; by default, PEFT would ask the Hub to find out.
         with naming_what_failed(run, "the adapter could not be written", lambda: clear_partial(run)):
             model.save_pretrained(run / PARTIAL / ADAPTER_NAME, save_embedding_layers=False)
             put_in_place(run / PARTIAL / ADAPTER_NAME, run / ADAPTER_NAME)
@@ -168,9 +172,10 @@ def merge_adapters(trainer, init_from: str) -> None:
 
 
 class EarlyStopping(EarlyStoppingCallback):
-    """Stops the training when `metric_for_best_model` has not become better in `early_stopping_patience` evaluations
-    in a row, those of the warm-up not counted. It goes on counting where a resumed run had got to; the patience may
-    be another then."""
+    """Stop after `early_stopping_patience` consecutive evaluations without improvement of `metric_for_best_model`.
+
+    Evaluations during the warm-up do not count. A resumed run restores the count, but may change the patience.
+    """
 
     def on_train_begin(self, args, state, control, **kwargs):
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
@@ -186,7 +191,7 @@ class EarlyStopping(EarlyStoppingCallback):
     def on_train_end(self, args, state, control, **kwargs):
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             logger.info(
-                "Stopped after update %d: %s has not become better in %d evaluations.",
+                "Stopped after update %d: no improvement of %s in %d evaluations.",
                 state.global_step,
                 args.best_metric,
                 self.early_stopping_patience_counter,

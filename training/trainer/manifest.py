@@ -24,7 +24,7 @@ from .resumable_trainer import MANIFEST_NAME
 logger = logging.getLogger(__name__)
 
 
-# Training arguments that do not change what is learned, or only how floating point numbers are rounded. All others do.
+# Training arguments that affect training by floating-point rounding at most. All others must match.
 HARMLESS = {
     *("output_dir", "disable_tqdm", "report_to", "run_name", "project", "debug", "skip_memory_metrics"),
     *("per_device_eval_batch_size", "prediction_loss_only", "predict_with_generate", "batch_eval_metrics"),
@@ -40,7 +40,7 @@ HARMLESS_PREFIXES = (
     *("logging_", "log_", "eval_", "save_", "hub_", "push_", "ddp_", "dataloader_", "generation_", "include_"),
     *("torch_compile", "trackio_"),
 )
-# Of no account, or recorded otherwise.
+# Irrelevant arguments, and arguments recorded under other names.
 UNRECORDED = {
     *("resume", "resume_from_checkpoint", "local_rank", "label_names", "remove_unused_columns"),
     *("ema_decay", "metric_for_best_model"),
@@ -48,7 +48,7 @@ UNRECORDED = {
 
 
 class Manifest(TypedDict):
-    """Fields of `run.json`, by whether a resumed run must have the same values."""
+    """Parts of `run.json`: fields that a resumed run must match, and fields that may change."""
 
     must_match: dict[str, Any]
     may_change: dict[str, Any]
@@ -67,20 +67,20 @@ def make_manifest(
     pairs: Dataset | FilteredStream,
     start: Path | None = None,
 ) -> dict[str, dict]:
-    """What a run learns from and how (`must_match`), and what may change from one start to the next (`may_change`).
+    """Manifest of a run: model, data and optimisation (`must_match`), and settings that may change (`may_change`).
 
     Args:
-        model_args, data, args: Of the run, with its `learning_rate` set.
-        config (`VaswaniConfig`): Of its model.
-        tokenizer (`PreTrainedTokenizerBase`): With its vocabulary.
+        model_args, data, args: Arguments of the run, with `learning_rate` set.
+        config (`VaswaniConfig`): Configuration of the model.
+        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the run.
         pairs (`datasets.Dataset` or `FilteredStream`): Tokenised and filtered training pairs.
-        start (`Path`, *optional*): Folder of the checkpoint that `init_from` names.
+        start (`Path`, *optional*): Folder of the checkpoint `init_from`.
     """
     model = {f"model.{name}": value for name, value in model_fields(config).items()}
     vocabulary = {"vocab_size": model_args.vocab_size, "tokenizer": _digest(tokenizer.backend_tokenizer.to_str())}
     harmless = _harmless(args)
     values = {name: value for name, value in args.to_dict().items() if name not in UNRECORDED}
-    if args.metric_for_best_model is not None:  # the best so far would be compared with what is scored otherwise
+    if args.metric_for_best_model is not None:  # a changed metric is not comparable with the best score so far
         harmless -= {name for name in harmless if name in SCORING or name.startswith("generation_")}
     may_change = {name: value for name, value in values.items() if name in harmless}
     may_change |= {"attn_implementation": model_args.attn_implementation, "devices": args.world_size}
@@ -91,18 +91,18 @@ def make_manifest(
     may_change |= {"hardware": hardware(args.device)}
     must_match = model | vocabulary | _start(model_args, start) | _data(data, pairs, args.world_size)
     must_match |= {name: value for name, value in values.items() if name not in harmless}
-    # The batches depend on how many an update has, not on where they are computed.
+    # Batches depend on their number per update, not on the device that computes them.
     must_match |= {"batches of an update": args.parts_per_update}
     must_match |= {"ema_decay": args.ema_decay if args.average == "ema" else None}
     if args.metric_for_best_model is None:
         may_change |= _evaluation(data)
-    else:  # that of the best so far would be compared with another
+    else:  # scores on other data are not comparable with the best score so far
         must_match |= {"metric_for_best_model": args.metric_for_best_model} | _evaluation(data)
     return json.loads(json.dumps({"must_match": must_match, "may_change": may_change}, default=str))
 
 
 def model_fields(config: VaswaniConfig) -> dict:
-    """The fields that `VaswaniConfig` itself has."""
+    """Fields that `VaswaniConfig` itself declares, with their values."""
     values = config.to_dict()
     return {
         f.name: values[f.name] for f in dataclasses.fields(VaswaniConfig) if f.name in VaswaniConfig.__annotations__
@@ -110,31 +110,31 @@ def model_fields(config: VaswaniConfig) -> dict:
 
 
 def _start(model_args: ModelArguments, start: Path | None) -> dict:
-    """What a fine-tuning run begins with, wherever that lies, and what it adds to it."""
+    """Checksums of the initial weights of a fine-tuning run, and its additions to the model."""
     weights = None if start is None else {name: checksum(path) for name, path in weight_files(start).items()}
     return {"init_from": weights} | {name: getattr(model_args, name) for name in ("extend_vocabulary", "lora_rank")}
 
 
 def _evaluation(data: DataArguments) -> dict:
-    """What the model is evaluated on while it is trained."""
+    """Checksums or split of the evaluation data."""
     values = {f"eval_files[{i}]": checksum(Path(file)) for i, file in enumerate(data.eval_files)}
     return values | ({"eval_split": data.eval_split} if data.dataset_name else {})
 
 
 def _data(data: DataArguments, pairs: Dataset | FilteredStream, devices: int) -> dict:
-    """What the pairs are, wherever their files lie and whatever they are called."""
+    """Fingerprint of the training data, independent of the files' names and folders."""
     names = ["source_lang", "target_lang", "drop_empty", "max_length", "max_length_ratio", "streaming"]
     names += ["dataset_name", "dataset_config", "train_split"] if data.dataset_name else []
     names += ["stream_window"] if data.streaming else []
     values = {name: getattr(data, name) for name in names}
     values |= {"number of train_files": len(data.train_files)}
     values |= {f"train_files[{i}]": checksum(Path(file)) for i, file in enumerate(data.train_files)}
-    if data.streaming:  # a device that reads files of its own makes its own batches
-        own = share_of_stream(pairs, 0, devices) is not None
-        return values | {"devices that read files of their own": devices if own else 1}
+    if data.streaming:  # devices that read different files form different batches
+        separate_files = share_of_stream(pairs, 0, devices) is not None
+        return values | {"devices that read files of their own": devices if separate_files else 1}
     source, target = lengths(pairs)
     values |= {"pairs": len(pairs), "lengths of the pairs": _digest(source.tobytes() + target.tobytes())}
-    # Files have checksums; what a name on the Hub stands for shows in its tokens.
+    # Files have checksums; a data set on the Hub is identified by its tokens.
     return values | ({"tokens of the pairs": _tokens(pairs)} if data.dataset_name else {})
 
 
@@ -146,11 +146,11 @@ def _harmless(args: VaswaniTrainingArguments) -> set[str]:
 
 
 def _tokens(pairs: Dataset) -> str:
-    """A digest of all tokens, those of filtered pairs included, however they are divided into pieces in memory."""
+    """SHA-256 of all tokens, filtered pairs included, independent of the chunks in memory."""
     digest = hashlib.sha256()
     for name in ("input_ids", "labels"):
-        for piece in pairs.data.column(name).chunks:
-            digest.update(piece.flatten().to_numpy())
+        for chunk in pairs.data.column(name).chunks:
+            digest.update(chunk.flatten().to_numpy())
     return digest.hexdigest()
 
 
@@ -159,14 +159,14 @@ def _digest(content: str | bytes) -> str:
 
 
 def read_manifest(path: Path, schema: type[Any] = Manifest) -> dict[str, dict]:
-    """Read `run.json`, of an earlier version of this package too, which had other names for its two parts.
+    """Read `run.json`, including the format of earlier versions, which named its two parts "same" and "noted".
 
     Args:
         path (`Path`): File to read.
-        schema (`type`): A `TypedDict` with the parts that must be there.
+        schema (`type`): `TypedDict` with the required parts.
 
     Raises:
-        ValueError: The file is broken; the message names file and field.
+        ValueError: The file is malformed; the message names file and field.
     """
     manifest = read_record(path)
     for name, earlier in (("must_match", "same"), ("may_change", "noted")):
@@ -177,16 +177,16 @@ def read_manifest(path: Path, schema: type[Any] = Manifest) -> dict[str, dict]:
 
 
 def check_same_run(record: dict[str, dict], checkpoint: str) -> None:
-    """Compares a run to be resumed with the one that wrote its checkpoint, and logs what has changed without harm.
+    """Compare a run to resume with the manifest in its checkpoint, and log changes that are allowed.
 
     Raises:
-        ValueError: It would learn something else, or otherwise; the message names each field, with both values.
+        ValueError: A field that must match differs; the message names each field with both values.
     """
     path = Path(checkpoint) / MANIFEST_NAME
     if path.is_file():
         earlier = read_manifest(path)
     else:
-        logger.warning("%s has no %s: only its model is compared with this run's.", checkpoint, MANIFEST_NAME)
+        logger.warning("%s has no %s: only the model is compared.", checkpoint, MANIFEST_NAME)
         fields = model_fields(VaswaniConfig.from_pretrained(checkpoint))
         earlier = {
             "must_match": json.loads(json.dumps({f"model.{k}": v for k, v in fields.items()})),
@@ -195,11 +195,11 @@ def check_same_run(record: dict[str, dict], checkpoint: str) -> None:
     if changed := changes(earlier["must_match"], record["must_match"]):
         raise ValueError(f"--resume: this is not the run that wrote {checkpoint}: {', '.join(changed)}.")
     if changed := changes(earlier["may_change"], record["may_change"]):
-        logger.info("Changed since %s, and may: %s.", Path(checkpoint).name, ", ".join(changed))
+        logger.info("Allowed changes since %s: %s.", Path(checkpoint).name, ", ".join(changed))
 
 
 def changes(earlier: dict, now: dict) -> list[str]:
-    """`field (earlier value, now value)` of those fields that both know."""
+    """Changes as `field (earlier value, now value)`, for fields in both mappings."""
     return [
         f"{name} ({earlier[name]}, now {now[name]})" for name in earlier if name in now and earlier[name] != now[name]
     ]

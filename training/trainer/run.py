@@ -1,4 +1,4 @@
-"""One training run: data, vocabulary, model, training."""
+"""Training run: load the data, learn the vocabulary, build the model, and train."""
 
 import contextlib
 import logging
@@ -46,14 +46,13 @@ OPTIMISER_STATES = (("optimizer*", "scheduler*"), ("global_step*",))  # the seco
 
 
 def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
-    """The checkpoint to continue from, `None` for a fresh start.
+    """Checkpoint to resume from; `None` for a new run.
 
     Raises:
-        FileExistsError: The folder has checkpoints, and the run is not told to resume.
-        FileNotFoundError: The run is told to resume, and there is no complete checkpoint of it, or one of weights
-            alone.
+        FileExistsError: The folder has checkpoints, but `resume` is not set.
+        FileNotFoundError: `resume` is set, but all checkpoints are incomplete or the last lacks the optimiser state.
         OSError: A file of the last checkpoint is damaged or missing.
-        ValueError: The Trainer's state in it is broken.
+        ValueError: The Trainer's state in the checkpoint is malformed.
     """
     with args.main_process_first(desc="looking for checkpoints", local=False):
         if args.resume and args.process_index == 0:
@@ -70,32 +69,35 @@ def checkpoint_to_resume(args: VaswaniTrainingArguments) -> str | None:
         logger.warning("--resume: %s has no checkpoint yet; the run starts from its beginning.", args.output_dir)
     if not checkpoints:
         return None
-    if args.process_index == 0:  # the others would only read all of it again
+    if args.process_index == 0:  # one process suffices
         check_files(checkpoints[-1])
-        read_state(checkpoints[-1])  # what the library would take as it is
+        read_state(checkpoints[-1])  # transformers does not validate the state
     check_optimiser_state(checkpoints[-1], args.deepspeed_plugin is not None)
     return str(checkpoints[-1])
 
 
 def check_optimiser_state(checkpoint: Path, deepspeed: bool) -> None:
-    """Raises FileNotFoundError where a checkpoint lacks the state of the optimiser, without which the Trainer would go
-    on in silence, or has it as only DeepSpeed reads it, or only others."""
-    without, by = (all(any(checkpoint.glob(name)) for name in names) for names in OPTIMISER_STATES)
-    if by if deepspeed else without:
+    """Raise FileNotFoundError if the optimiser state is missing or in the wrong format.
+
+    The Trainer would resume without the state. Only a run under DeepSpeed reads DeepSpeed's format.
+    """
+    has_regular, has_deepspeed = (all(any(checkpoint.glob(name)) for name in names) for names in OPTIMISER_STATES)
+    if has_deepspeed if deepspeed else has_regular:
         return
-    if by or without:
+    if has_deepspeed or has_regular:
         raise FileNotFoundError(
-            f"--resume: the state of the optimiser in {checkpoint} was written {'by' if by else 'without'} DeepSpeed, "
-            f"and this run is {'without' if by else 'with'} it: launch it as the earlier one."
+            f"--resume: the optimiser state in {checkpoint} was written {'by' if has_deepspeed else 'without'} "
+            f"DeepSpeed, but this run is {'without' if has_deepspeed else 'with'} DeepSpeed: launch it like the "
+            "earlier run."
         )
-    raise FileNotFoundError(f"--resume: {checkpoint} has no state of the optimiser (save_only_model).")
+    raise FileNotFoundError(f"--resume: {checkpoint} has no optimiser state (save_only_model).")
 
 
 def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Dataset | None]:
-    """Training and evaluation pairs, as text.
+    """Load training and evaluation pairs as text.
 
     Raises:
-        DataError: The data cannot be used, or none is named.
+        DataError: The data is unusable, or no training data is given.
     """
     langs = data.source_lang, data.target_lang
     if data.dataset_name:
@@ -118,8 +120,12 @@ def get_tokenizer(
     start: Path | None,
     args: VaswaniTrainingArguments,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of the checkpoint that the run goes on from or starts with, or of `tokenizer_from`; otherwise one
-    learned, or extended, from both sides of the training pairs, and saved in `output_dir`."""
+    """Load, learn or extend the run's tokenizer.
+
+    The tokenizer is loaded from the checkpoint to resume, from `tokenizer_from`, or from the checkpoint to fine-tune.
+    Otherwise it is learned from both sides of the training pairs, or extended on them (`extend_vocabulary`), and saved
+    to `output_dir`.
+    """
     trust = model_args.trust_remote_code
     if checkpoint or model_args.tokenizer_from or (start and not model_args.extend_vocabulary):
         return load_tokenizer(checkpoint or model_args.tokenizer_from or start, trust)
@@ -135,10 +141,10 @@ def get_tokenizer(
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
-    """Writes the tokenizer to the run's folder, no file of it half written.
+    """Write the tokenizer's files atomically to the run's folder.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: Writing failed.
     """
     partial = run / PARTIAL / "tokenizer"
     partial.mkdir(parents=True, exist_ok=True)
@@ -149,10 +155,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
 
 
 def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> VaswaniForConditionalGeneration:
-    """A freshly initialised model for the tokenizer's vocabulary.
+    """Initialise a new model for the tokenizer's vocabulary.
 
     Raises:
-        ValueError: The row or an override is not what VaswaniConfig takes.
+        ValueError: Unknown row, or invalid override.
     """
     special = {
         "pad_token_id": tokenizer.pad_token_id,
@@ -177,8 +183,7 @@ def prepare_pairs(
     tokenizer: PreTrainedTokenizerBase,
     data: DataArguments,
 ) -> tuple[Dataset | FilteredStream, Dataset | None]:
-    """Tokenised pairs: for training within the limits of length, for evaluation all but empty ones. What was dropped
-    is logged."""
+    """Tokenise the pairs, and filter training pairs by length and evaluation pairs by emptiness; log dropped pairs."""
     limits = {"max_length": data.max_length, "max_ratio": data.max_length_ratio or math.inf}
     train_pairs = tokenize(train_pairs, tokenizer, data.num_proc)
     if isinstance(train_pairs, IterableDataset):
@@ -193,14 +198,14 @@ def prepare_pairs(
 
 
 def check_evaluation(args: VaswaniTrainingArguments, eval_pairs: Dataset | None) -> None:
-    """Without evaluation data, there is no evaluation.
+    """Disable evaluation if there is no evaluation data.
 
     Raises:
-        ValueError: The run needs one.
+        ValueError: The run's arguments require evaluation.
     """
     if eval_pairs is None:
         if args.average == "best":
-            raise ValueError("average=best: there is no evaluation data to say which checkpoints are the best.")
+            raise ValueError("average=best: there is no evaluation data to select the best checkpoints.")
         args.eval_strategy, args.metric_for_best_model = "no", None
     if args.early_stopping_patience and (args.eval_strategy == "no" or args.metric_for_best_model is None):
         raise ValueError(
@@ -210,45 +215,45 @@ def check_evaluation(args: VaswaniTrainingArguments, eval_pairs: Dataset | None)
 
 
 def check_stream(data: DataArguments, args: VaswaniTrainingArguments) -> None:
-    """Raises ValueError for what would come out only when a stream has been read for a while."""
+    """Raise ValueError for settings that would fail only after a stream has been read for a while."""
     if args.max_steps < 1:
-        raise ValueError("num_train_epochs: nobody knows how long a stream is; give max_steps.")
+        raise ValueError("num_train_epochs: the length of a stream is unknown; set max_steps instead.")
     tokens = min(args.source_tokens_per_update, args.target_tokens_per_update) // args.parts_per_update
     if data.max_length > tokens:
         raise ValueError(
-            f"max_length is {data.max_length}, but a batch has {tokens} tokens of a side only: lower max_length, or "
+            f"max_length is {data.max_length}, but a batch has only {tokens} tokens per side: lower max_length, or "
             "raise the tokens per update or per device."
         )
 
 
 def check_positions(config: VaswaniConfig, max_length: int) -> None:
-    """Raises ValueError where pairs may be longer than the model's learned positions."""
+    """Raise ValueError if pairs may be longer than the table of learned positions."""
     if config.position_embedding == "learned" and max_length > config.max_position_embeddings:
         raise ValueError(
-            f"max_length is {max_length}, but there are learned positions for "
-            f"{config.max_position_embeddings} tokens only (max_position_embeddings)."
+            f"max_length is {max_length}, but the model has only {config.max_position_embeddings} learned positions "
+            "(max_position_embeddings)."
         )
 
 
 def make_trainer(
     model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments, checkpoint: str | None
 ) -> VaswaniTrainer:
-    """Data, vocabulary and model, ready to be trained.
+    """Prepare data, vocabulary and model, and create their trainer.
 
     Args:
-        model_args, data, args: Of the run; `args` gets its learning rate here.
-        checkpoint (`str`, *optional*): The checkpoint that the run goes on from.
+        model_args, data, args: Arguments of the run; a missing `learning_rate` is set to the paper's.
+        checkpoint (`str`, *optional*): Checkpoint to resume from.
 
     Raises:
-        ValueError: Something does not fit together, or it is not the run that wrote the checkpoint.
+        ValueError: The arguments conflict, or another run wrote the checkpoint.
     """
     with args.main_process_first(desc="finding the model to start from"):
         start = starting_checkpoint(model_args.init_from) if model_args.init_from else None
     with args.main_process_first(desc="reading the data"):
         train_pairs, eval_pairs = load_datasets(data)
     check_evaluation(args, eval_pairs)
-    seen = train_pairs.take(data.stream_window) if data.streaming else train_pairs
-    tokenizer = get_tokenizer(model_args, seen, checkpoint, start, args)
+    vocabulary_pairs = train_pairs.take(data.stream_window) if data.streaming else train_pairs
+    tokenizer = get_tokenizer(model_args, vocabulary_pairs, checkpoint, start, args)
     with args.main_process_first(desc="tokenising"):
         train_pairs, eval_pairs = prepare_pairs(train_pairs, eval_pairs, tokenizer, data)
 
@@ -257,7 +262,7 @@ def make_trainer(
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None
-    if args.process_index == 0:  # the only one that reads all of the files again
+    if args.process_index == 0:  # one process suffices; it reads all files again
         record = make_manifest(model_args, data, args, model.config, tokenizer, train_pairs, start)
         if checkpoint:
             check_same_run(record, checkpoint)
@@ -274,7 +279,7 @@ def make_trainer(
 
 
 def log_size(trainer: VaswaniTrainer) -> None:
-    """How large the model, its vocabulary, an update and an epoch are."""
+    """Log the sizes of the model, its vocabulary, an update and an epoch."""
     args = trainer.args
     trained = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
     logger.info(
@@ -293,21 +298,22 @@ def log_size(trainer: VaswaniTrainer) -> None:
 
 
 def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments) -> VaswaniTrainer:
-    """The whole run: data, vocabulary, model, training; leaves the last model in `output_dir`, or the best
-    (`load_best_model_at_end`), with what adapters have learned merged into its weights.
+    """Run a training from data to final model.
+
+    The last model, or the best (`load_best_model_at_end`), is written to `output_dir`, with adapters merged into its
+    weights.
 
     Returns:
         The trainer, after training.
 
     Raises:
-        RunInUseError: Another run is at work in the folder.
-        SystemExit: A signal ended the training early, after a checkpoint; with the status that a shell gives for the
-            signal, 128 and its number.
+        RunInUseError: Another process has locked the folder.
+        SystemExit: A signal stopped the training after a checkpoint. The exit status is 128 plus the signal's number.
     """
     if data.streaming:
         check_stream(data, args)
     if args.resume and not Path(args.output_dir).is_dir():
-        raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}: there is no such folder.")
+        raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}: no such folder.")
     with lock_run(Path(args.output_dir)) if args.process_index == 0 else contextlib.nullcontext():
         return _train(model_args, data, args)
 
@@ -320,8 +326,8 @@ def _train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainin
     evaluated = args.eval_strategy != "no" and not args.eval_average
     if model_args.init_from and evaluated and not args.load_best_model_at_end and args.process_index == 0:
         logger.warning(
-            "Without load_best_model_at_end, output_dir gets the last weights, for few pairs rarely the best. "
-            "--config finetune keeps the best, stops early, and has a schedule for little data."
+            "Without load_best_model_at_end, output_dir gets the last weights, which are rarely the best for small "
+            "data. --config finetune keeps the best weights, stops early, and has a schedule for small data."
         )
     with StopOnSignal() as stop:
         trainer.add_callback(stop)
@@ -331,7 +337,7 @@ def _train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainin
         name = signal.Signals(stop.stopped_by).name
         if args.process_index == 0:
             logger.warning(
-                "%s: stopped after update %d, with a checkpoint. --resume goes on.", name, state.global_step
+                "%s: stopped after update %d, with a checkpoint. --resume continues.", name, state.global_step
             )
         raise SystemExit(128 + stop.stopped_by)
     if model_args.lora_rank:
@@ -340,7 +346,7 @@ def _train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainin
     if args.average is not None and args.process_index == 0:
         logger.info("Averaged weights: %s.", write_average(trainer))
     if state.best_model_checkpoint:
-        scored = f", of the average ({args.average}) by then" if args.eval_average else ""
+        scored = f", of the average ({args.average}) at that step" if args.eval_average else ""
         name = args.metric_for_best_model
         logger.info("Best: %s (%s %.4g%s).", state.best_model_checkpoint, name, state.best_metric, scored)
     return trainer
