@@ -45,12 +45,14 @@ def find_checkpoint(name: str | Path) -> Path:
     if Path(name).is_dir():
         return Path(name)
     try:
-        for file in (GENERATION, TOKENIZER, TOKENIZER_CONFIG):
-            cached_file(str(name), file, _raise_exceptions_for_missing_entries=False)
-        return Path(cached_file(str(name), CONFIG)).parent
+        folder = Path(cached_file(str(name), CONFIG)).parent
     except OSError as error:
         text = " ".join(str(error).split())
         raise OSError(f"{name}: no such folder, and loading it from the Hub failed: {text}") from error
+    for file in (GENERATION, TOKENIZER, TOKENIZER_CONFIG):
+        with contextlib.suppress(OSError):  # the repository may lack it
+            cached_file(str(name), file)
+    return folder
 
 
 def load_model(
