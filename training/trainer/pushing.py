@@ -53,7 +53,7 @@ def push_model(
 
 
 class PushingTrainer(Seq2SeqTrainer):
-    """Base class that pushes only the files of `PUSHED`. A subclass calls `push_checkpoint` on finished checkpoints."""
+    """Base class that pushes only the files of `PUSHED`. Subclasses call `push_checkpoint` on finished checkpoints."""
 
     def push_to_hub(
         self,

@@ -1,8 +1,8 @@
 """`Seq2SeqTrainer` with atomic checkpoints and exact resumption.
 
-A run that is killed at any moment resumes as if it had not been interrupted: on one CPU in float32, weights and log are
-the same to the bit. A checkpoint appears only when it is complete. Besides the stock Trainer's files it contains the
-loss since the last log. Losses and weights that are not finite are an error before they are saved.
+A run that is killed at any moment resumes as if it had not been interrupted: with one process in float32 on a CPU,
+weights and log are the same to the bit. A checkpoint appears only when it is complete. Besides the stock Trainer's files
+it contains the loss since the last log. Losses and weights that are not finite are an error before they are saved.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class SafeTrainer(ShardedTrainer, PushingTrainer):
         super().__init__(*args, **kwargs)
         self.run_record = run_record
         self.saved_steps: list[int] = []
-        self._writing = False
+        self._writing = False  # a checkpoint
         self._resumed_from: str | None = None
         # The stock Trainer's sums of the loss are private, and not resumed.
         self._unlogged_loss = torch.tensor(0.0)  # sum over this device's batches since the last log
@@ -88,7 +88,7 @@ class SafeTrainer(ShardedTrainer, PushingTrainer):
         return os.path.join(folder, PARTIAL) if self._writing else folder
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Write the stock Trainer's checkpoint into `checkpoint.partial/`, and rename it when all processes are done."""
+        """Write the stock Trainer's checkpoint to `checkpoint.partial/`, and rename it when all processes are done."""
         self._check_finite()
         run, name = Path(self._get_output_dir(trial)), checkpoint_name(self.state.global_step)
         if not any(stop.alone for stop in self._stops()) and self.state.global_step not in self.saved_steps:
@@ -235,8 +235,10 @@ class SafeTrainer(ShardedTrainer, PushingTrainer):
         self._unlogged_loss += progress["loss"]
 
     def _run_epoch(self, **kwargs) -> None:
-        """Train no step if the resumed run had taken all of them, or if a callback stops the training at its beginning.
-        The stock Trainer would take one step."""
+        """Train no step if the resumed run had taken all of them, or if a callback stops the training at once.
+
+        The stock Trainer would take one step.
+        """
         if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
             self.control.should_training_stop = True
             return
@@ -265,8 +267,8 @@ class SafeTrainer(ShardedTrainer, PushingTrainer):
         if "train_loss" in logs:  # the training has ended
             total = self._logged_loss + self._unlogged_loss.item()
             logs["train_loss"] = total / max(self.state.global_step, 1)
-            # With a limit of 1, the stock Trainer would now delete the last checkpoint if another one is the best, even
-            # if the training was only stopped. `train` restores the limit.
+            # With a limit of 1, the stock Trainer would now delete the last checkpoint if another one is the best,
+            # even if the training was only stopped. `train` restores the limit.
             self.args.save_total_limit = None
         super().log(logs, start_time)
 
