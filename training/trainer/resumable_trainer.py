@@ -2,7 +2,7 @@
 
 A run that is killed at any moment resumes as if it had not been interrupted: with one process in float32 on a CPU,
 weights and log are the same to the bit. A checkpoint appears only when it is complete. Besides the stock Trainer's
-files it contains the loss since the last log. Losses and weights that are not finite are an error before they are saved.
+files it contains the loss since the last log. Losses and weights that are not finite are an error; they are not saved.
 """
 
 import contextlib
