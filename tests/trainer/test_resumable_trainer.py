@@ -157,6 +157,27 @@ def test_the_mean_loss_is_that_of_all_updates(tmp_path, tokenizer, pairs):
     assert output.training_loss == pytest.approx(sum(losses) / 6, rel=1e-6)
 
 
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_the_logged_loss_is_the_stock_trainers_to_the_bit(tmp_path, tokenizer, pairs, monkeypatch, spoilt):
+    """The Trainer passes its own sums to `log`; with its filter of NaN, too."""
+    options = {"gradient_accumulation_steps": 2, "max_steps": 8, "logging_steps": 3, "save_strategy": "no"}
+    trainer = make_trainer(tmp_path, tokenizer, pairs, logging_nan_inf_filter=spoilt, **options)
+    if spoilt:
+        trainer.add_callback(After(4, spoil))
+    original, stock = trainer.log, []
+
+    def log(logs, *args):
+        stock.extend((name, logs[name]) for name in ("loss", "train_loss") if name in logs)
+        original(logs, *args)
+
+    monkeypatch.setattr(trainer, "log", log)
+    trainer.train()
+    logged = [(name, entry[name]) for entry in trainer.state.log_history for name in entry if name in dict(stock)]
+    assert [name for name, _ in stock] == ["loss", "loss", "train_loss"]
+    assert logged == stock
+    assert all(0 < loss < math.inf for _, loss in logged)
+
+
 def test_what_several_processes_had_not_logged_goes_on_in_one(tmp_path, tokenizer, pairs):
     """The log is the mean over processes, so what goes on is their mean."""
     make_trainer(tmp_path, tokenizer, pairs, max_steps=3, logging_steps=10).train()

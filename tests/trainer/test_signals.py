@@ -76,14 +76,14 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_update(tmp_path
 
 def test_a_signal_before_an_evaluation_has_a_checkpoint_written_first(tmp_path, data, whole, monkeypatch):
     """A scheduler may not wait for the evaluation; if it does, the result is in the checkpoint."""
-    original, there = VaswaniTrainer.evaluate, []
+    original, there = VaswaniTrainer.get_eval_dataloader, []
 
-    def evaluate(self, *args, **kwargs):
+    def get_eval_dataloader(self, *args, **kwargs):
         there.append([folder.name for folder in complete_checkpoints(tmp_path)])
         return original(self, *args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(VaswaniTrainer, "evaluate", evaluate)
+        patch.setattr(VaswaniTrainer, "get_eval_dataloader", get_eval_dataloader)
         signal_within_batch(patch, 7, signal.SIGTERM)
         main(train_argv(data, tmp_path, "--max_steps", "6"))
     assert stop.value.code == 143

@@ -35,6 +35,21 @@ def test_every_update_uses_the_papers_rate(tmp_path, tokenizer, pairs):
     assert used == pytest.approx([paper_rate(step, 16, 4) for step in range(1, 9)])
 
 
+def test_each_training_has_a_new_schedule_but_a_given_one_is_kept(tmp_path, tokenizer, pairs):
+    trainer = make_trainer(tmp_path / "own", tokenizer, pairs, max_steps=3)
+    for _ in range(2):
+        trainer.train()
+        rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+        assert rates == pytest.approx([1e-3 * step / 4 for step in (1, 2, 3)])
+
+    trainer = make_trainer(tmp_path / "given", tokenizer, pairs, max_steps=3)
+    given = torch.optim.lr_scheduler.LambdaLR(trainer.create_optimizer(), lambda step: 0.5)
+    trainer.lr_scheduler = given
+    trainer.train()
+    assert trainer.lr_scheduler is given
+    assert [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry] == [5e-4] * 3
+
+
 def test_optimiser_is_the_papers_adam(tmp_path, tokenizer, pairs):
     trainer = make_trainer(tmp_path, tokenizer, pairs)
     for group in trainer.create_optimizer().param_groups:

@@ -18,6 +18,7 @@ import argparse
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
@@ -145,7 +146,7 @@ def grow(model: VaswaniForConditionalGeneration, row: str = "base", max_position
     config = _larger(model.config, row, max_positions)
     growth = _Growth(config, model.config)
     torch.manual_seed(0)  # for the random queries and keys of additional layers, which have no effect
-    large = VaswaniForConditionalGeneration._from_config(config).eval()
+    large = AutoModelForSeq2SeqLM.from_config(config).eval()
     large.generation_config = model.generation_config
     for name in ("encoder", "decoder"):
         growth.stack(large.model.get_submodule(name), model.model.get_submodule(name))

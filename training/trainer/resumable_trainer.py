@@ -1,12 +1,11 @@
-"""A `Seq2SeqTrainer` of whose work nothing is lost: killed at any moment, it goes on as if it had not been.
+"""`Seq2SeqTrainer` with atomic checkpoints and exact resumption.
 
-Checkpoints appear whole or not at all, with the little that the stock Trainer forgets: the loss that was not logged
-yet. So one process, in float32 on a CPU, ends with the same weights and the same log to the bit. Weights and losses
-that are no numbers are an error before they are saved.
+A run that is killed at any moment resumes as if it had not been interrupted: with one process in float32 on a CPU,
+weights and log are the same to the bit. A checkpoint appears only when it is complete. Besides the stock Trainer's
+files it contains the loss since the last log. Losses and weights that are not finite are an error; they are not saved.
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -18,13 +17,9 @@ from typing import NoReturn
 
 import torch
 from accelerate.utils import gather_object
-from huggingface_hub import CommitInfo
-from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerCallback
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
-from transformers.trainer_utils import HubStrategy, TrainOutput
-from transformers.utils import PushInProgress
+from transformers import TrainerCallback
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
-from ..inference.checkpoint_files import check_fit, naming
 from .checkpoints import (
     PARTIAL,
     PROGRESS_NAME,
@@ -40,17 +35,18 @@ from .checkpoints import (
     rotate,
     write_checksums,
 )
-from .fsdp import are_finite, in_its_own_class, load_optimizer_state, load_weights, optimizer_state
-from .pushing import push_model
+from .fsdp import are_finite
+from .pushing import PushingTrainer
+from .sharded_trainer import ShardedTrainer
 from .signals import StopOnSignal
 
 
 MANIFEST_NAME = "run.json"
-LOSSES_REMEMBERED = 10_000  # scalars, to name the update whose loss is no number
+LOSSES_REMEMBERED = 10_000  # scalars that tell in which update the loss was not finite
 
 
 class AtTrainBegin(TrainerCallback):
-    """Calls a function when the Trainer has set itself up, and before its first step."""
+    """Calls a function after the Trainer's set-up, before the first step."""
 
     def __init__(self, function: Callable[[], None]):
         self.function = function
@@ -59,43 +55,40 @@ class AtTrainBegin(TrainerCallback):
         self.function()
 
 
-class ResumableTrainer(Seq2SeqTrainer):
+class ResumableTrainer(ShardedTrainer, PushingTrainer):
     """Takes the arguments of `Seq2SeqTrainer`.
 
     Args:
-        manifest (`dict`, *optional*): What makes the run what it is, written to `run.json` in each checkpoint.
+        manifest (`dict`, *optional*): Manifest of the run, written to `run.json` in each checkpoint.
+
+    Attributes:
+        saved_steps (`list[int]`): Steps of all checkpoints so far, without those written only because of a signal.
 
     Raises:
-        ValueError: FSDP2 is set up to write weights in pieces that nothing else reads.
+        ValueError: FSDP2 is configured to write sharded state dictionaries.
     """
 
     def __init__(self, *args, manifest: dict | None = None, **kwargs):
         super().__init__(*args, **kwargs)
-        if self.accelerator.is_fsdp2 and self.accelerator.state.fsdp_plugin.state_dict_type.name != "FULL_STATE_DICT":
-            raise ValueError(
-                f"fsdp_state_dict_type is {self.accelerator.state.fsdp_plugin.state_dict_type.name}: checkpoints are "
-                "whole, so that any number of devices goes on from them. Set it to FULL_STATE_DICT."
-            )
-        if self.accelerator.is_fsdp2 and (policy := self.accelerator.state.fsdp_plugin.mixed_precision_policy):
-            # In half precision the devices compute; sums of gradients and the loss stay in float32.
-            self.accelerator.state.fsdp_plugin.mixed_precision_policy = dataclasses.replace(
-                policy, reduce_dtype=torch.float32, output_dtype=None
-            )
         self.manifest = manifest
-        self._writing = False
+        self.saved_steps: list[int] = []
+        self._writing = False  # a checkpoint
         self._resumed_from: str | None = None
-        self.saved_steps: list[int] = []  # of all checkpoints but those of an interruption
+        # The stock Trainer's sums of the loss are private, and not resumed.
+        self._unlogged_loss = torch.tensor(0.0)  # sum over this device's batches since the last log
+        self._logged_loss = 0.0  # sum over all updates before, mean over devices
+        self._last_logged = 0
         self._losses: deque[tuple[int, torch.Tensor]] = deque(maxlen=LOSSES_REMEMBERED)
         self.add_callback(AtTrainBegin(self._begin))
 
-    # Writing
+    # Saving
 
     def _get_output_dir(self, trial) -> str:
         folder = super()._get_output_dir(trial)
         return os.path.join(folder, PARTIAL) if self._writing else folder
 
     def _save_checkpoint(self, model, trial) -> None:
-        """The stock Trainer's checkpoint, written beside its place and renamed when all processes are done."""
+        """Write the stock Trainer's checkpoint to `checkpoint.partial/`, and rename it when all processes are done."""
         self._check_finite()
         run, name = Path(self._get_output_dir(trial)), checkpoint_name(self.state.global_step)
         if not any(stop.alone for stop in self._stops()) and self.state.global_step not in self.saved_steps:
@@ -115,122 +108,37 @@ class ResumableTrainer(Seq2SeqTrainer):
                 rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run), self.saved_steps)
             self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(run / name))
-
-    # Pushing
-
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs,
-    ) -> CommitInfo | None:
-        """The stock Trainer's push, of the files that make the model and its card alone; saves them first.
-
-        Args:
-            commit_message, blocking, token, revision, private: As of the stock Trainer.
-            **kwargs: For `create_model_card`.
-
-        Returns:
-            The commit, or a `Future` of it where nobody waits; `None` in other processes than the first.
-        """
-        args, token = self.args, token or self.args.hub_token
-        self.callback_handler.on_push_begin(args, self.state, self.control)
-        if self.hub_model_id is None:
-            self.init_hf_repo(token=token, private=private)
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        model_name = kwargs.pop("model_name", None) or self.hub_model_id.split("/")[-1]
-        self.create_model_card(model_name=model_name, **kwargs)
-        self._finish_current_push()
-        places = Path(args.output_dir), self.hub_model_id
-        options = {"token": token, "revision": revision or args.hub_revision, "blocking": blocking}
-        return push_model(*places, commit_message, **options)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes the weights of a checkpoint that is complete, and not its optimiser's state and other pickles."""
-        if self._writing or not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
-            return
-        if not isinstance(self.model, PreTrainedModel):  # adapters alone, which name the folder of their base model
-            return
-        busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if busy and not self.args.hub_always_push:
-            return
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        folder, places = Path(checkpoint_folder), [None]
-        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            places.append("last-checkpoint" if self.args.hub_strategy == HubStrategy.CHECKPOINT else folder.name)
-        message = f"Training in progress, step {self.state.global_step}"
-        options = {"token": self.args.hub_token, "revision": self.args.hub_revision, "blocking": False}
-        jobs = [push_model(folder, self.hub_model_id, message, place, **options) for place in places]
-        if busy:
-            self.push_in_progress.jobs.extend(jobs)
-        else:
-            self.push_in_progress = PushInProgress(jobs)
-
-    def _stops(self) -> list[StopOnSignal]:
-        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, StopOnSignal)]
-
-    def _evaluate(self, trial, ignore_keys_for_eval, *args, **kwargs) -> dict[str, float]:
-        """Where the run is asked to stop, a checkpoint comes first, for those who will not wait for the evaluation;
-        it is written again afterwards, with the result."""
-        if any(stop.stopped_by for stop in self._stops()):
-            self._save_checkpoint(self.model, trial)
-        return super()._evaluate(trial, ignore_keys_for_eval, *args, **kwargs)
-
-    def _determine_best_metric(self, metrics, trial) -> bool:
-        """With `save_strategy="best"` only what this is true of is saved; where the run is asked to stop, all is."""
-        return super()._determine_best_metric(metrics, trial) or any(stop.stopped_by for stop in self._stops())
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """With FSDP2 too what one device would write, so that any number of devices can go on from it."""
-        if not self.accelerator.is_fsdp2:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        state = optimizer_state(self.model, self.optimizer)
-        if self.args.should_save:
-            torch.save(state, os.path.join(output_dir, OPTIMIZER_NAME))
-            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, SCHEDULER_NAME))
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        if self.accelerator.is_fsdp2:  # gathered, a tied matrix is one for each of its names
-            tied = self.model.all_tied_weights_keys
-            state_dict = {name: weight for name, weight in state_dict.items() if name not in tied}
-        with in_its_own_class(self.model):
-            super()._save(output_dir, state_dict)
+            self.push_checkpoint(run / name)
 
     def _remember_best(self, run: Path) -> None:
-        """The stock Trainer looks for it where it writes, and forgets it when the run's folder has moved."""
+        """Set the path of the best checkpoint. The stock Trainer looks for it in `checkpoint.partial/`, and forgets it
+        if the run's folder has moved."""
         best = self.state.best_global_step
         if best and (best == self.state.global_step or (run / checkpoint_name(best)).is_dir()):
             self.state.best_model_checkpoint = str(run / checkpoint_name(best))
 
     def _checkpoints_to_keep(self, run: Path) -> set[Path]:
-        """What no rotation may delete: the checkpoint just written, and the best."""
+        """Checkpoints that rotation must not delete: the one just written and the best."""
         keep = {run / checkpoint_name(self.state.global_step)}
         return keep | ({Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set())
 
     def _add_to_checkpoint(self, folder: Path) -> None:
-        """What the stock Trainer does not write; called in all processes."""
+        """Add the files that the stock Trainer does not write. Collective: every process must call it."""
         progress = {
-            "total_loss": self._total_loss_scalar,
-            "last_logged": self._globalstep_last_logged,
+            "total_loss": self._logged_loss,
+            "last_logged": self._last_logged,
             "saved_steps": self.saved_steps,
             "processes": gather_object([self._progress()]),
         }
         if not self.args.should_save:
             return
-        self.state.save_to_json(str(folder / STATE_NAME))  # again: the best checkpoint is known only now
+        self.state.save_to_json(str(folder / STATE_NAME))  # again, now with the path of the best checkpoint
         (folder / PROGRESS_NAME).write_text(json.dumps(progress) + "\n", encoding="utf-8")
         if self.manifest is not None:
             (folder / MANIFEST_NAME).write_text(json.dumps(self.manifest, indent=2) + "\n", encoding="utf-8")
 
     def save_run(self) -> None:
-        """The model, the tokenizer and the Trainer's state in the run's own folder, no file of them half written."""
+        """Write the model, the tokenizer and the Trainer's state to the run's own folder, each file atomically."""
         self._check_finite()
         run = Path(self.args.output_dir)
         with self._naming_what_failed(run, "the final model"):
@@ -243,63 +151,60 @@ class ResumableTrainer(Seq2SeqTrainer):
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _naming_what_failed(self, run: Path, name: str) -> contextlib.AbstractContextManager:
-        def then() -> str:
+        def clean_up() -> str:
             if self.args.should_save:
                 clear_partial(run)
             return _last(run)
 
-        return naming_what_failed(run, f"{name} could not be written after update {self.state.global_step}", then)
+        return naming_what_failed(run, f"{name} could not be written after update {self.state.global_step}", clean_up)
 
-    # Going on
+    # Stopping
+
+    def _stops(self) -> list[StopOnSignal]:
+        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, StopOnSignal)]
+
+    def _stop_requested(self) -> bool:
+        return any(stop.stopped_by for stop in self._stops())
+
+    def save_before_evaluation(self) -> None:
+        """Save a checkpoint if a signal stops the training, because a scheduler may not wait for the evaluation.
+
+        The checkpoint is written again after the evaluation, with the result.
+        """
+        if self.is_in_train and self._stop_requested():
+            self._save_checkpoint(self.model, None)
+
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """Evaluate like the stock Trainer, after `save_before_evaluation`."""
+        self.save_before_evaluation()
+        return super().evaluate(*args, **kwargs)
+
+    def _determine_best_metric(self, metrics, trial) -> bool:
+        """With `save_strategy="best"`, also save a checkpoint that is not the best if a signal stops the training."""
+        return super()._determine_best_metric(metrics, trial) or self._stop_requested()
+
+    # Resuming
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs) -> TrainOutput:
-        if isinstance(resume_from_checkpoint, str):  # DeepSpeed loads its checkpoints otherwise than by the below
-            self._resumed_from = resume_from_checkpoint
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        with naming(resume_from_checkpoint):
-            if self.accelerator.is_fsdp2:
-                self._issue_warnings_after_load(load_weights(self.model, resume_from_checkpoint))
-            else:
-                super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._resumed_from = resume_from_checkpoint
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not self.accelerator.is_fsdp2 or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        states = (
-            torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
-            for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
-        )
-        load_optimizer_state(self.model, self.optimizer, next(states))
-        self.lr_scheduler.load_state_dict(next(states))
-
-    def _load_best_model(self) -> None:
-        with naming(self.state.best_model_checkpoint):
-            if self.accelerator.is_fsdp2:
-                self._issue_warnings_after_load(load_weights(self.model, self.state.best_model_checkpoint))
-            else:
-                super()._load_best_model()
-
-    def _issue_warnings_after_load(self, load_result) -> None:
-        """The stock Trainer would go on with weights that are missing, after a warning.
-
-        Raises:
-            ValueError: Weights are missing or unexpected.
-        """
-        tied = set(self.model.all_tied_weights_keys)
-        keys = {"missing": set(load_result.missing_keys) - tied, "unexpected": set(load_result.unexpected_keys) - tied}
-        check_fit("The checkpoint", keys)
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True  # the stock Trainer's error
+        self._resumed_from = resume_from_checkpoint or None
+        limit = self.args.save_total_limit
+        try:
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit  # see `log`
+        return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
     def _begin(self) -> None:
-        """Cleans up after a run that was killed, and takes up what it had counted.
+        """Clean up after a run that was killed, and restore the progress of the checkpoint.
 
         Raises:
-            OSError: Nothing can be written to the run's folder; better known now than at the first checkpoint.
+            OSError: The run's folder is not writable, which would otherwise come out at the first checkpoint only.
         """
         run = Path(self.args.output_dir)
+        self._unlogged_loss = torch.tensor(0.0, device=self.args.device)
+        self._logged_loss, self._last_logged = 0.0, self.state.global_step
         if self.args.should_save:
             clear_partial(run)
             (run / PARTIAL).mkdir(parents=True)
@@ -310,63 +215,78 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._remember_best(run)
         if self.args.should_save:
             rotate(run, self.args.save_total_limit, self._checkpoints_to_keep(run), self.saved_steps)
-        self.state.compute_steps(self.args, self.state.max_steps)  # the stock Trainer keeps to those of the checkpoint
-        saved = read_progress(Path(self._resumed_from))
+        self.state.compute_steps(self.args, self.state.max_steps)  # the stock Trainer keeps those of the checkpoint
+        progress = read_progress(Path(self._resumed_from))
         self._resumed_from = None
-        if saved is None:
+        if progress is None:
             return
-        self._total_loss_scalar, self._globalstep_last_logged = saved["total_loss"], saved["last_logged"]
-        processes = saved["processes"]
+        self._logged_loss, self._last_logged = progress["total_loss"], progress["last_logged"]
+        processes = progress["processes"]
         if len(processes) != self.args.world_size:
             means = {name: sum(one[name] for one in processes) / len(processes) for name in processes[0]}
             processes = [means] * self.args.world_size
         self._restore_progress(processes[self.args.process_index])
 
     def _progress(self) -> dict[str, float]:
-        """What this process has counted since the last log."""
-        return {"loss": self._tr_loss.item()}
+        """Counts of this process since the last log."""
+        return {"loss": self._unlogged_loss.item()}
 
     def _restore_progress(self, progress: dict[str, float]) -> None:
-        self._tr_loss += progress["loss"]
+        self._unlogged_loss += progress["loss"]
 
     def _run_epoch(self, **kwargs) -> None:
-        """The stock Trainer takes one step too many where a run is resumed that had taken all of them, or that a
-        callback stops at its beginning."""
+        """Train no step if the resumed run had taken all of them, or if a callback stops the training at once.
+
+        The stock Trainer would take one step.
+        """
         if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
             self.control.should_training_stop = True
             return
         super()._run_epoch(**kwargs)
 
-    def _finalize_training(self, *args, **kwargs) -> TrainOutput:
-        """With `save_total_limit=1`, the stock Trainer deletes the last checkpoint here if another one is the best,
-        even where a run is only stopped."""
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            output = super()._finalize_training(*args, **kwargs)
-        finally:
-            self.args.save_total_limit = limit
-        return output._replace(training_loss=output.metrics["train_loss"])
-
-    # What is no number
+    # Loss
 
     def training_step(self, *args, **kwargs) -> torch.Tensor:
+        """Add up the loss on the device, without waiting for it."""
         loss = super().training_step(*args, **kwargs)
-        self._losses.append((self.state.global_step + 1, loss))  # nothing waits for the device here
+        self._losses.append((self.state.global_step + 1, loss))
+        if self.args.logging_nan_inf_filter and not loss.isfinite():  # as the stock Trainer filters its own sum
+            self._unlogged_loss += self._unlogged_loss / (1 + self.state.global_step - self._last_logged)
+        else:
+            self._unlogged_loss += loss
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Refuses a loss that is no number; the mean loss at the end is that of the whole run, resumed or not."""
+        """Log the mean `loss` since the last log, and at the end the mean `train_loss` of all updates, resumed or not.
+
+        Raises:
+            ValueError: The loss is not finite.
+        """
         if "loss" in logs:
-            if not math.isfinite(logs["loss"]):
-                self._raise_not_finite(logs["loss"])
-            self._losses.clear()
-        if "train_loss" in logs:
-            logs["train_loss"] = self._total_loss_scalar / max(self.state.global_step, 1)
+            logs["loss"] = self._mean_loss()
+        if "train_loss" in logs:  # the training has ended
+            total = self._logged_loss + self._unlogged_loss.item()
+            logs["train_loss"] = total / max(self.state.global_step, 1)
+            # With a limit of 1, the stock Trainer would now delete the last checkpoint if another one is the best,
+            # even if the training was only stopped. `train` restores the limit.
+            self.args.save_total_limit = None
         super().log(logs, start_time)
 
+    def _mean_loss(self) -> float:
+        """Mean loss of the updates since the last log over all devices. Collective: every process must call it."""
+        loss = self.accelerator.gather(self._unlogged_loss).mean().item()
+        updates = self.state.global_step - self._last_logged
+        if not math.isfinite(loss):
+            self._raise_not_finite(loss / updates)
+        self._unlogged_loss.zero_()
+        self._logged_loss += loss
+        self._last_logged = self.state.global_step
+        self._losses.clear()
+        return loss / updates
+
     def _check_finite(self) -> None:
-        """Raises ValueError where the loss since the last log, or a weight, is no number."""
-        if not math.isfinite(loss := self._tr_loss.item()):
+        """Raise ValueError if the loss since the last log, or a weight, is not finite."""
+        if not math.isfinite(loss := self._unlogged_loss.item()):
             self._raise_not_finite(loss)
         weights = dict(self.model.named_parameters())
         finite = are_finite(list(weights.values()))
@@ -379,7 +299,7 @@ class ResumableTrainer(Seq2SeqTrainer):
     def _raise_not_finite(self, loss: float) -> NoReturn:
         finite = torch.stack([loss for _, loss in self._losses]).isfinite().tolist()
         wrong = [step for (step, _), is_finite in zip(self._losses, finite) if not is_finite]
-        # On another device, where none is wrong on this one.
+        # If it is finite on this device, it is not on another one.
         where = f"update {wrong[0]}" if wrong else f"an update from {self._losses[0][0]} to {self._losses[-1][0]}"
         raise ValueError(f"The loss of {where} is {loss}. Nothing is saved. {_last(self.args.output_dir)}")
 

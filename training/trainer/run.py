@@ -8,7 +8,7 @@ from pathlib import Path
 
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
-from transformers import GenerationConfig, PreTrainedTokenizerBase, set_seed
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import has_length
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
@@ -172,7 +172,7 @@ def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     except (TypeError, StrictDataclassError) as error:
         raise ValueError(f"model_overrides {overrides}: {' '.join(str(error).split())}") from error
     check_size(config, f"model {model_args.model}, model_overrides {overrides}")
-    model = VaswaniForConditionalGeneration._from_config(config, attn_implementation=model_args.attn_implementation)
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation=model_args.attn_implementation)
     model.generation_config = GenerationConfig(**special, **GENERATION)
     return model
 

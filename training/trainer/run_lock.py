@@ -1,4 +1,4 @@
-"""A run's folder belongs to one process at a time."""
+"""Lock of a run's folder: one process at a time works in it."""
 
 import contextlib
 import os
@@ -18,16 +18,16 @@ class RunInUseError(BlockingIOError):
 
 @contextlib.contextmanager
 def lock_run(run: Path) -> Iterator[None]:
-    """Keeps a run's folder to this process, which may ask for it again meanwhile.
+    """Lock a run's folder for this process. The lock is reentrant.
 
-    The operating system releases the lock when the process ends, in whatever way. The file `run.lock` stays; it says
-    who was the last to hold it.
+    The operating system releases the lock when the process ends, however it ends. The file `run.lock` remains, and
+    names the process that last held the lock.
 
     Args:
-        run (`Path`): Folder of a run; made if it is not there.
+        run (`Path`): Folder of the run, created if missing.
 
     Raises:
-        RunInUseError: Another process has it; the message says which.
+        RunInUseError: Another process holds the lock. The message names it.
     """
     run.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run / LOCK_NAME, blocking=False, is_singleton=True)

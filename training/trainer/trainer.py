@@ -4,12 +4,11 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import sacrebleu
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -23,7 +22,7 @@ from ..paper import inverse_sqrt_factor
 from .arguments import VaswaniTrainingArguments
 from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average, mean_swapped_in
 from .checkpoints import checkpoint_name
-from .fsdp import embeddings_in_root, gathered
+from .fsdp import gathered
 from .onednn import OneDNNProducts
 from .resumable_trainer import ResumableTrainer
 from .signals import ignore_signals
@@ -37,6 +36,16 @@ class EpochDataLoader(DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)
+
+
+class PaperSchedule(LambdaLR):
+    """The paper's learning rate, as a factor of its peak (section 5.3).
+
+    The first update has the rate of step 1. The schedule of transformers would waste it on a rate of 0.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, warmup_steps: int):
+        super().__init__(optimizer, lambda completed_steps: inverse_sqrt_factor(completed_steps + 1, warmup_steps))
 
 
 class SaveByMinutes(TrainerCallback):
@@ -157,34 +166,14 @@ class VaswaniTrainer(ResumableTrainer):
             worker_init_fn=ignore_signals,
         )
 
-    def _issue_warnings_after_load(self, load_result) -> None:
-        """Warn only about keys that are really missing: a tied matrix is saved under one of its names."""
-        tied = self.model.all_tied_weights_keys
-        super()._issue_warnings_after_load(
-            SimpleNamespace(
-                missing_keys=[key for key in load_result.missing_keys if key not in tied],
-                unexpected_keys=load_result.unexpected_keys,
-            )
-        )
-
     # Optimisation
 
-    def _prepare_for_training(self, *args, **kwargs):
-        with embeddings_in_root(self.model) if self.accelerator.is_fsdp2 else contextlib.nullcontext():
-            return super()._prepare_for_training(*args, **kwargs)
-
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """Use the paper's schedule for `inverse_sqrt`.
-
-        It starts at step 1. The schedule of transformers would waste the first step on a learning rate of 0.
-        """
-        if self.lr_scheduler is None and self.args.lr_scheduler_type == "inverse_sqrt":
+        """Use the paper's schedule for `inverse_sqrt`, a new one for each training."""
+        replaceable = self.lr_scheduler is None or isinstance(self.lr_scheduler, PaperSchedule)
+        if self.args.lr_scheduler_type == "inverse_sqrt" and replaceable:
             warmup = self.args.get_warmup_steps(num_training_steps)
-            self.lr_scheduler = LambdaLR(
-                self.optimizer if optimizer is None else optimizer,
-                lambda completed_steps: inverse_sqrt_factor(completed_steps + 1, warmup),
-            )
-            self._created_lr_scheduler = True
+            self.lr_scheduler = PaperSchedule(self.optimizer if optimizer is None else optimizer, warmup)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -236,6 +225,8 @@ class VaswaniTrainer(ResumableTrainer):
 
     def _begin(self) -> None:
         checkpoint = self._resumed_from
+        if self.moving_average is not None and checkpoint is not None:
+            self.moving_average.load(Path(checkpoint) / EMA_NAME)
         super()._begin()
         if self._stream is None or checkpoint is None or self.args.ignore_data_skip:
             return
@@ -249,11 +240,6 @@ class VaswaniTrainer(ResumableTrainer):
         finally:
             if self._stream is not None:
                 self._stream.close()
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if self.moving_average is not None:
-            self.moving_average.load(Path(resume_from_checkpoint) / EMA_NAME)
 
     def _checkpoints_to_keep(self, run: Path) -> set[Path]:
         return super()._checkpoints_to_keep(run) | set(
@@ -297,6 +283,7 @@ class VaswaniTrainer(ResumableTrainer):
         Returns:
             `eval_loss`, `eval_perplexity`, `eval_bleu` (if `eval_bleu` is set) and `eval_runtime` in seconds.
         """
+        self.save_before_evaluation()
         started = time.monotonic()
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         was_training = self.model.training
@@ -318,7 +305,7 @@ class VaswaniTrainer(ResumableTrainer):
     def _loss_per_token(self, dataset: Dataset) -> float:
         loss = tokens = 0
         for batch in self.get_eval_dataloader(dataset):
-            batch = self._prepare_inputs(batch)
+            batch = send_to_device(batch, self.args.device)
             loss += self.model(**batch, num_items_in_batch=1, skip_logits=True).loss.item()
             tokens += (batch["labels"] != -100).sum().item()
         losses, counts = zip(*gather_object([(loss, tokens)]))
