@@ -285,7 +285,9 @@ def test_adapters_alone_are_trained_and_merged_at_the_end(words, start, tmp_path
     same_weights(PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict(), after)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert model.generation_config.max_extra_tokens == 7
-    assert json.loads((tmp_path / "checksums.json").read_text()).keys() == {"model.safetensors"}
+    assert json.loads((tmp_path / "checksums.json").read_text()).keys() == {
+        *("model.safetensors", "config.json", "generation_config.json")
+    }
 
 
 def test_adapters_resume_exactly(words, tmp_path):
