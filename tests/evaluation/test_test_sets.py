@@ -57,7 +57,7 @@ def test_a_language_without_compound_bleu_is_named_before_the_work(wmt14, capsys
     words = ["score", "--model", str(wmt14 / "no-model"), "--test-set", "wmt14/en-fr", "--metrics", "compound-bleu"]
     assert main(words) == 1
     error = capsys.readouterr().err
-    assert "Compound-split BLEU knows the languages de, en, got 'fr'" in error and error.count("\n") == 1
+    assert "Compound-split BLEU" in error and "de, en, got 'fr'" in error and error.count("\n") == 1
 
 
 def test_chinese_is_tokenised_as_sacrebleu_does(wmt14, monkeypatch, capsys):
