@@ -701,7 +701,8 @@ def test_options_that_do_not_go_together_are_told(options, capsys):
 def test_a_licence_must_have_the_form_of_the_hubs(name, capsys):
     with pytest.raises(SystemExit):
         main(["publish", "--checkpoint", "nowhere", "--card-only", "--license", name])
-    assert f"of lowercase letters, digits, dots and dashes, as in cc-by-4.0, got {name!r}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--license" in error and "cc-by-4.0" in error and f"got {name!r}" in error
 
 
 @pytest.mark.parametrize("name", ["mit", "cc-by-nc-sa-4.0", "bsd-3-clause-clear", "c-uda", "openrail++", "other"])

@@ -117,7 +117,7 @@ class TokenBudgetSampler(Sampler[list[int]]):
         if (int(self.target_lengths.max(initial=0)) + 1) * columns * count >= 2**63:
             raise ValueError(
                 f"{count} pairs of up to {self.source_lengths.max()} source and {self.target_lengths.max()} target "
-                "tokens cannot be sorted: the product of these numbers must be below 2**63."
+                "tokens cannot be sorted: their sort keys exceed 63 bits."
             )
         rows = np.int32 if count < 2**31 else np.int64
         keys = self.target_lengths.astype(np.int64)
