@@ -171,7 +171,7 @@ def test_accumulation_follows_from_the_devices(tokens_per_device, parts):
             "model_overrides 'd_model=128': expected 'field: value' lines, found str",
         ),
         (["--model_overrides", "{d_model: [}"], "model_overrides .*not valid YAML"),
-        (["--tokenizer_from", "a", "--init_from", "b"], "tokenizer_from and init_from: a model .* has its vocabulary"),
+        (["--tokenizer_from", "a", "--init_from", "b"], "tokenizer_from and init_from: the model .* has a vocabulary"),
         (["--max_stesp", "3"], "unknown argument --max_stesp"),
         (["--max_steps", "many"], "argument --max_steps/--max-steps: invalid"),
     ],

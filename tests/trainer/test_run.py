@@ -423,7 +423,7 @@ def test_what_is_wrong_is_one_line_on_standard_error(tmp_path, data, capsys, cha
 def test_training_without_evaluation_data(tmp_path, data, capsys):
     files = ["--train_files", *data["train"], "--output_dir", str(tmp_path)]
     assert main(["train", *files, *SMALL, "--max_steps", "2", "--average", "best"]) == 1
-    assert "there is no evaluation data to say which" in capsys.readouterr().err
+    assert "average=best: there is no evaluation data" in capsys.readouterr().err
     assert main(["train", *files, *SMALL, "--max_steps", "2"]) == 0
     assert complete_checkpoints(tmp_path)[-1].name == "checkpoint-2"
 
