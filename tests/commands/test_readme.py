@@ -136,7 +136,7 @@ def here(files, hub, tmp_path, monkeypatch) -> Path:
     if importlib.util.find_spec("gradio") is None:
         page = SimpleNamespace(launch=lambda **options: print("served", options))
         monkeypatch.setattr(demo, "import_gradio", lambda: SimpleNamespace(__version__="6.0.0"))
-        monkeypatch.setattr(demo, "make_page", lambda name, dtype: page)
+        monkeypatch.setattr(demo, "make_page", lambda *_: page)
     else:
         blocks = importlib.import_module("gradio").Blocks
         monkeypatch.setattr(blocks, "launch", lambda self, **options: print("served", options))
