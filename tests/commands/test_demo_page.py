@@ -105,7 +105,7 @@ def test_attention_of_an_empty_translation_is_that_of_its_end(translator):
 def test_attention_of_a_long_text_is_not_shown(translator, tokenizer):
     html = translator.attention(Found(1, 1, "a dog " * 80, Translation("ein Hund")))
     count = len(tokenizer("a dog " * 80)["input_ids"])
-    assert html == f"<p>Attention is shown of texts of at most 100 tokens; here are {count}.</p>"
+    assert "at most 100 tokens" in html and f" {count}." in html
 
 
 def test_a_line_beyond_the_positions_is_cut_and_that_is_said(tokenizer):

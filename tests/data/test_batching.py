@@ -204,7 +204,7 @@ def test_every_update_finds_the_window_that_it_is_in():
 
 
 def test_the_next_window_is_read_while_one_is_learned_from():
-    further, waiting = threading.Event(), threading.Event()
+    further, waiting, before = threading.Event(), threading.Event(), threading.enumerate()
 
     def generate():
         for i in range(900):
@@ -221,7 +221,7 @@ def test_the_next_window_is_read_while_one_is_learned_from():
     assert further.wait(30)
     waiting.set()
     batches.close()  # as at the end of a training: nobody reads on
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
+    assert threading.enumerate() == before
 
 
 def sentences_of(batch) -> list[tuple]:
