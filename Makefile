@@ -17,9 +17,9 @@ demo: $(SETUP)
 	@paste -d '\n' demo/data/test.en demo/translations.de | head -n 10
 	$(BIN)/hf-vaswani score --hypotheses demo/translations.de --references demo/data/test.de
 
-# A process a core; two threads in each would be in each other's way.
+# One process per core with one thread each. Stealing keeps the tests of a file, and their fixtures, in one process.
 test: $(SETUP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 test-slow: $(SETUP)
 	$(BIN)/pytest -m slow
