@@ -135,16 +135,28 @@ def first_source(run: Run) -> str | None:
     return next((pair["source"] for pair in pairs if pair["source"].strip()), None)
 
 
+def _finite(record: dict, path: Path) -> dict:
+    """Replace numbers that are not finite by null.
+
+    Raises:
+        ValueError: The record is nested too deep.
+    """
+    try:
+        return finite(record)
+    except RecursionError as error:
+        raise ValueError(f"{path}: expected values that are nested less deep.") from error
+
+
 def _read(path: Path, schema: type[dict] | None = None) -> dict | None:
     """A record with `None` for numbers that are not finite; `None` if there is no such file."""
-    return finite(read_record(path, schema)) if path.is_file() else None
+    return _finite(read_record(path, schema), path) if path.is_file() else None
 
 
 def _read_state(folder: Path) -> dict | None:
     """The Trainer's state with all fields of `Step`; `None` if there is no such file."""
     if not (folder / STATE_NAME).is_file():
         return None
-    state = finite(read_state(folder))
+    state = _finite(read_state(folder), folder / STATE_NAME)
     check_fields(state, Step, str(folder / STATE_NAME))
     return state
 
@@ -153,7 +165,7 @@ def _read_run(path: Path) -> dict | None:
     """`run.json` with its fields and numbers checked; `None` if there is no such file."""
     if not path.is_file():
         return None
-    record = finite(read_manifest(path))
+    record = _finite(read_manifest(path), path)
     values = {**record["must_match"], **record["may_change"]}
     check_fields(values, RunValues, str(path))
     check_fields({"files": values.get("places of eval_files", [])}, Files, f"{path}: places of eval_files")
