@@ -204,7 +204,7 @@ def test_every_update_finds_the_window_that_it_is_in():
 
 
 def test_the_next_window_is_read_while_one_is_learned_from():
-    further, waiting, before = threading.Event(), threading.Event(), threading.enumerate()
+    further, waiting, before = threading.Event(), threading.Event(), set(threading.enumerate())
 
     def generate():
         for i in range(900):
@@ -221,7 +221,7 @@ def test_the_next_window_is_read_while_one_is_learned_from():
     assert further.wait(30)
     waiting.set()
     batches.close()  # as at the end of a training: nobody reads on
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= before  # threads of earlier tests may end meanwhile
 
 
 def sentences_of(batch) -> list[tuple]:
