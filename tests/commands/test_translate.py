@@ -174,11 +174,10 @@ def test_an_interrupted_translation_goes_on_where_it_was(checkpoint, sentences, 
 
 KILLED_AFTER_TEN_LINES = """
 import os, signal, sys
-from training import translate
 from training.cli import main
 from training.inference.resumable_output import PartialOutput
 
-write, written = translate.PartialOutput.write, []
+write, written = PartialOutput.write, []
 
 def write_ten(self, text):
     if len(written) == 10:
@@ -188,7 +187,7 @@ def write_ten(self, text):
     written.append(text)
     write(self, text)
 
-translate.PartialOutput.write = write_ten
+PartialOutput.write = write_ten
 main(sys.argv[1:])
 """
 
