@@ -5,6 +5,7 @@ to run is a failure. `test_first_hour.py` compares the outputs of the consoles, 
 """
 
 import argparse
+import contextlib
 import gzip
 import importlib
 import importlib.util
@@ -15,19 +16,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from sacrebleu.dataset import DATASETS
 
+from support.guides import PYPROJECT, Block, fenced_blocks
 from support.hub_client import connected
 from support.hub_server import Hub
 from support.models import noisy_translator
@@ -38,7 +37,6 @@ from training.inference import demo_page, workers
 from training.trainer.arguments import load_recipe, parse_arguments
 
 
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 TOKEN = "hf_secretOfUser"
 MODELS = ("M", "M1", "M2", "M3", "demo/run/average")
 OPTIONAL = {"curves": "matplotlib"}
@@ -51,28 +49,6 @@ STEPS = [
 ]
 TINY = {"d_model": 8, "d_ff": 8, "d_k": 4, "d_v": 4, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 FROM_SCRATCH = ["--model_overrides", json.dumps(TINY), "--vocab_size", "300", "--num_proc", "1"]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language, "" for none, its text, its guide and the line on which the text begins."""
-
-    language: str
-    text: str
-    line: int
-    guide: str = "README.md"
-
-    def __str__(self) -> str:
-        return f"{self.guide}-{self.language or 'plain'}-line-{self.line}"
-
-
-def fenced_blocks(guide: str) -> list[Block]:
-    tokens = MarkdownIt().parse((ROOT / guide).read_text(encoding="utf-8"))
-    return [
-        Block(token.info.strip(), token.content, token.map[0] + 2, guide)
-        for token in tokens
-        if token.type in ("fence", "code_block")
-    ]
 
 
 GUIDES = [  # test_tour.py runs the blocks of hf_vaswani/README.md
@@ -110,9 +86,13 @@ def files(pairs, tokenizer, tmp_path_factory) -> Path:
     columns |= {"mono.en": columns["test.en"], "out.de": columns["test.de"], "other.de": columns["test.de"][::-1]}
     columns |= {"begun.de": ["Heute", "", "Mein", ""]}
     columns |= {f"wmt14.en-de.{kind}": columns[f"test.{lang}"] for kind, lang in (("src", "en"), ("ref", "de"))}
-    columns |= {f"{name}.tsv": ["\t".join(pair) for pair in some] for name, some in (("mine", many), ("val", few))}
+    columns |= {
+        f"{name}.tsv": ["\t".join(pair) for pair in some]
+        for name, some in (("mine", many), ("train", many), ("val", few))
+    }
     for name, lines in columns.items():
         (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+    train_run(folder)
     zipped = {"big.en.gz": "train.en"}
     zipped |= {f"lc_norm_tok/{split}.{lang}.gz": f"{split}.{lang}" for split in ("train", "val") for lang in sides}
     (folder / "lc_norm_tok").mkdir()
@@ -121,6 +101,7 @@ def files(pairs, tokenizer, tmp_path_factory) -> Path:
             file.writelines(line + "\n" for line in columns[content])
     demo = folder / "demo"
     (demo / "data").mkdir()
+    shutil.copytree(folder / "runs" / "mine", demo / "run", dirs_exist_ok=True)
     shutil.copy(folder / "test.de", demo / "data" / "test.de")
     shutil.copy(folder / "out.de", demo / "translations.de")
     # datasets takes a folder of that name for the data set of the Hub.
@@ -134,6 +115,23 @@ def files(pairs, tokenizer, tmp_path_factory) -> Path:
         "  - {split: train, path: train.jsonl}\n  - {split: validation, path: validation.jsonl}\n---\n"
     )
     return folder
+
+
+def train_run(folder: Path) -> None:
+    """A finished run, runs/mine, and the average of its checkpoints."""
+    words = [
+        "--train_files",
+        "mine.tsv",
+        "--eval_files",
+        "val.tsv",
+        "--output_dir",
+        "runs/mine",
+        *STEPS,
+        *FROM_SCRATCH,
+    ]
+    with contextlib.chdir(folder):
+        assert main(["train", *words]) == 0
+        assert main(["average", "--run", "runs/mine", "--output", "runs/mine/average"]) == 0
 
 
 @pytest.fixture
@@ -187,6 +185,9 @@ def run_hf_vaswani(words: list[str], capsys) -> None:
     """It succeeds, and what it was told to write is there; or it prints something."""
     command, options = words[1], words[2:]
     if command == "train":
+        output = Path(parse_arguments(options)[2].output_dir)
+        if "--resume" not in options and output.is_dir():
+            shutil.rmtree(output)
         options = [*options, *STEPS, *([] if "--init_from" in options else FROM_SCRATCH)]
     if command == "ablate":
         own, _, fields = " ".join(options).partition(" -- ")
@@ -199,7 +200,6 @@ def run_hf_vaswani(words: list[str], capsys) -> None:
         return
     assert status == 0, printed.err
     if command == "train":
-        output = Path(parse_arguments(options)[2].output_dir)
         assert (output / "model.safetensors").is_file()
         assert json.loads((output / "trainer_state.json").read_text())["global_step"] == 5
     elif places := [place for place, word in enumerate(options) if word in ("--output", "--write-space")]:
@@ -249,7 +249,15 @@ def run_cd(words: list[str], capsys) -> None:
     assert words[1:] == [Path(PYPROJECT["project"]["urls"]["Repository"]).name]
 
 
-COMMANDS = {"cd": run_cd, "git": run_git, "python": run_python_module, "make": run_make, "pip": run_pip, "hf-vaswani": run_hf_vaswani, "accelerate": run_accelerate}
+COMMANDS = {
+    "cd": run_cd,
+    "git": run_git,
+    "python": run_python_module,
+    "make": run_make,
+    "pip": run_pip,
+    "hf-vaswani": run_hf_vaswani,
+    "accelerate": run_accelerate,
+}
 
 
 # How to run a block
@@ -299,7 +307,8 @@ def run_yaml(block: Block, capsys) -> None:
     assert recipe.keys() <= values.keys()
     for name, value in recipe.items():
         plain = {key: float(each) for key, each in value.items()} if isinstance(value, dict) else value
-        assert plain == values[name] or str(value).lower() == str(values[name]).lower(), name
+        same = str(value).lower() == str(values[name]).lower()
+        assert same or plain == values[name] or float(value) == values[name], name
 
 
 def run_layout(block: Block, capsys) -> None:
