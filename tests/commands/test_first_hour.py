@@ -25,7 +25,7 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
-    """Nothing of the caller's but the way to Python, its packages and the network; the project's address leads here."""
+    """The caller's way to Python and its packages, and nothing else; the project's address leads here."""
     kept = ("LANG", "PATH", "PIP_", "SSL_", "REQUESTS_", "http", "https", "HTTP", "HTTPS", "no_proxy", "NO_PROXY")
     inherited = {name: value for name, value in os.environ.items() if name.startswith(kept)}
     return inherited | {
