@@ -4,16 +4,16 @@ The page shows the n-best list, the log probability of every token and the atten
 """
 
 import argparse
+import sys
 
 from .files import check_output_folder
-from .options import add_dtype, add_trust, positive
+from .options import Parser, add_dtype, add_trust, positive
+from .running import run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani demo`."""
-    parser = argparse.ArgumentParser(
-        prog="hf-vaswani demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="hf-vaswani demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
     add_dtype(parser)
     parser.add_argument(
@@ -51,4 +51,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("demo"))

@@ -9,11 +9,14 @@ seen the test sentences.
 
 import argparse
 import random
+import sys
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from .files import check_output, check_output_folder, write_whole
+from .options import Parser
+from .running import run
 
 
 @dataclass(frozen=True)
@@ -296,7 +299,7 @@ def write_demo_data(
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani demo-data`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani demo-data", description=__doc__.splitlines()[0])
+    parser = Parser(prog="hf-vaswani demo-data", description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="folder for the .en and .de files of train, val and test")
     parser.add_argument("--train", type=int, default=20_000, help="training pairs (%(default)s)")
     parser.add_argument("--val", type=int, default=500, help="validation pairs (%(default)s)")
@@ -313,4 +316,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("demo-data"))

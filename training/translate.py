@@ -12,12 +12,13 @@ from pathlib import Path
 from .data.readers import check_file
 from .files import check_output, is_stream, partial_files
 from .inference.choices import FORMATS, MAX_SOURCE_TOKENS
-from .options import above_zero, add_dtype, add_trust, finite, positive, share
+from .options import Parser, above_zero, add_dtype, add_trust, finite, positive, share
+from .running import naming_resumption, run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani translate`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani translate", description=__doc__)
+    parser = Parser(prog="hf-vaswani translate", description=__doc__)
     add = parser.add_argument
     add("--model", required=True, nargs="+", help="checkpoint folder or Hub repository; several form an ensemble")
     add("--input", default="-", help="text file with one sentence per line, plain or .gz (default: standard input)")
@@ -90,6 +91,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+def how_to_continue(output: str | None) -> str:
+    """Sentence that names `--resume`, if there is a partial output to resume."""
+    if output is None or not all(file.is_file() for file in partial_files(output)):
+        return ""
+    return "The same command with --resume continues."
+
+
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani translate`."""
     argv = sys.argv[1:] if argv is None else argv
@@ -97,6 +105,7 @@ def main(argv: list[str] | None = None) -> None:
 
     import torch
     from torch.distributed import is_torchelastic_launched
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     from .inference.file_translation import translate_file
     from .inference.workers import launch
@@ -105,11 +114,15 @@ def main(argv: list[str] | None = None) -> None:
         devices = torch.accelerator.device_count() if args.dtype != "int8" else 0
         if 0 < devices < args.processes:
             raise ValueError(f"--processes {args.processes}: expected as many accelerators, found {devices}.")
-        launch(args.processes, f"{__package__}.cli", ["translate", *argv])
+        try:
+            launch(args.processes, f"{__package__}.cli", ["translate", *argv])
+        except SignalException as stop:  # the processes have received it too, and the first one has reported it
+            raise SystemExit(128 + stop.sigval) from None
         return
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    translate_file(args)
+    with naming_resumption(lambda: how_to_continue(args.output)):
+        translate_file(args)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("translate"))

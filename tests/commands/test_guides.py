@@ -34,7 +34,8 @@ from support.paths import ROOT
 from training.ablation import rows
 from training.cli import main
 from training.inference import demo_page, workers
-from training.trainer.arguments import load_recipe, parse_arguments
+from training.trainer.arguments import parse_arguments
+from training.trainer.command_line import load_recipe
 
 
 TOKEN = "hf_secretOfUser"

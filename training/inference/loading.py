@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
+from transformers.utils.logging import disable_progress_bar
 
 from hf_vaswani import VaswaniTranslationPipeline
 
+from ..notices import are_held_back
 from .checkpoint_files import (
     CONFIG,
     GENERATION,
@@ -28,6 +30,10 @@ from .checkpoint_files import (
     unchecked_settings,
 )
 from .choices import MAX_SOURCE_TOKENS
+
+
+if are_held_back():
+    disable_progress_bar()  # of loading and saving weights
 
 
 def find_checkpoint(name: str | Path) -> Path:
