@@ -6,7 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from .settings import KERNELS
+from .settings import BARS, KERNELS
 from .versions import OWN, version
 
 
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         usage = ["usage: hf-vaswani COMMAND ...", "       hf-vaswani --version", *lines]
         print("\n".join(usage), file=sys.stdout if is_help else sys.stderr)
         return 0 if is_help else 2
-    for name, value in KERNELS.items():
+    for name, value in {**KERNELS, **BARS}.items():
         os.environ.setdefault(name, value)
     try:
         importlib.import_module("." + argv[0].replace("-", "_"), __package__).main(argv[1:])

@@ -6,6 +6,7 @@ import logging
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani train`."""
     from .trainer.arguments import parse_arguments
+    from .trainer.closing import closing_lines
     from .trainer.run import train
 
     model_args, data, args = parse_arguments(argv)
@@ -14,7 +15,9 @@ def main(argv: list[str] | None = None) -> None:
         datefmt="%H:%M:%S",
         level=logging.INFO if args.process_index == 0 else logging.WARNING,
     )
-    train(model_args, data, args)
+    trainer = train(model_args, data, args)
+    if args.process_index == 0:
+        print("\n".join(closing_lines(trainer, data)))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 import sys
 import time
 
+import datasets
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from tqdm import tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerState
+from transformers.utils.logging import disable_progress_bar
 
 from .arguments import VaswaniTrainingArguments
 
@@ -13,6 +16,16 @@ from .arguments import VaswaniTrainingArguments
 def shows_bars(args: VaswaniTrainingArguments) -> bool:
     """Return `True` if progress bars are on and standard error is a terminal; in a file they would be noise."""
     return not args.disable_tqdm and sys.stderr.isatty()
+
+
+def hide_library_bars(args: VaswaniTrainingArguments) -> None:
+    """Hide transformers' bars of reading and writing weights, and unless `shows_bars`, those of `datasets`."""
+    downloads_have_none = are_progress_bars_disabled()
+    disable_progress_bar()  # also hides the bars of downloads
+    if not downloads_have_none:
+        enable_progress_bars()
+    if not shows_bars(args):
+        datasets.disable_progress_bars()
 
 
 class ConsoleLog(TrainerCallback):
