@@ -46,10 +46,9 @@ class ConsoleLog(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         self._first_step, self._started = state.global_step, time.monotonic()
         self._bar = tqdm(
-            desc="Training",
             total=state.max_steps,
             initial=state.global_step,
-            unit=" updates",
+            bar_format="Training {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} updates, {remaining} left",
             dynamic_ncols=True,
             disable=not (state.is_world_process_zero and shows_bars(args)),
         )

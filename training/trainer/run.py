@@ -17,7 +17,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from ..data.encoding import FilteredStream, filter_by_length, tokenize
 from ..data.pairs import load_hub_pairs, load_pairs
 from ..data.readers import DataError
-from ..data.tokenizer import extend_tokenizer, train_tokenizer
+from ..data.tokenizer import check_vocab_size, extend_tokenizer, train_tokenizer
 from ..files import check_output_folder
 from ..inference.checkpoint_files import check_size
 from ..inference.loading import load_tokenizer
@@ -52,6 +52,7 @@ from .trainer import VaswaniTrainer
 logger = logging.getLogger(__name__)
 
 
+LONG = 100_000  # pairs; learning the vocabulary of fewer takes seconds, and shows no progress
 OPTIMISER_STATES = (("optimizer*", "scheduler*"), ("global_step*",))  # the second is DeepSpeed's
 
 
@@ -148,7 +149,8 @@ def learn_tokenizer(
                 tokenizer = extend_tokenizer(old, texts, model_args.extend_vocabulary)
             else:
                 logger.info("Learning a vocabulary of %s tokens.", f"{model_args.vocab_size:,}")
-                tokenizer = train_tokenizer(texts, model_args.vocab_size, show_progress=shows_bars(args))
+                takes_long = not has_length(train) or len(train) >= LONG
+                tokenizer = train_tokenizer(texts, model_args.vocab_size, takes_long and shows_bars(args))
             save_tokenizer(tokenizer, Path(args.output_dir))
         return load_tokenizer(args.output_dir, model_args.trust_remote_code)
 
@@ -171,10 +173,12 @@ def new_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase | 
     """Configuration of a new model, with the tokenizer's vocabulary; before there is one, with `vocab_size`.
 
     Raises:
-        ValueError: Unknown row, invalid override, or a model that exceeds the memory.
+        ValueError: Unknown row, invalid override, too small a `vocab_size`, or a model that exceeds the memory.
     """
     vocabulary = {"vocab_size": model_args.vocab_size}
-    if tokenizer is not None:
+    if tokenizer is None:
+        check_vocab_size(model_args.vocab_size)
+    else:
         vocabulary = {"vocab_size": len(tokenizer), **special_ids(tokenizer)}
     overrides = model_args.model_overrides or {}
     try:
