@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 DEV := $(VENV)/.set-up-dev
 OLDEST := .venv-oldest
-, := ,
+USE_EXTRAS := train,plots
+DEV_EXTRAS := train,plots,dev
 
 .PHONY: demo test test-slow test-oldest lint format clean
 
@@ -62,13 +63,13 @@ endef
 $(SETUP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once: PyTorch, transformers and what the commands need. This takes some minutes."
 	@$(PYTHON) -m venv $(VENV)
-	$(call install,$(VENV),constraints.txt,train$(,)plots)
+	$(call install,$(VENV),constraints.txt,$(USE_EXTRAS))
 
 $(DEV): $(SETUP)
 	@echo "Adding what the tests need to $(VENV)."
-	$(call install,$(VENV),constraints.txt,train$(,)plots$(,)dev)
+	$(call install,$(VENV),constraints.txt,$(DEV_EXTRAS))
 
 $(OLDEST)/.set-up: pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -m venv $(OLDEST)
 	@sed 's/^transformers==.*/transformers==5.18.0/' constraints.txt > $(OLDEST)/constraints.txt
-	$(call install,$(OLDEST),$(OLDEST)/constraints.txt,train$(,)plots$(,)dev)
+	$(call install,$(OLDEST),$(OLDEST)/constraints.txt,$(DEV_EXTRAS))
