@@ -89,6 +89,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani ablate`."""
     args, train_argv = parse_arguments(sys.argv[1:] if argv is None else argv)
+    check_output_folder(args.output)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     folder = Path(args.output)
 
@@ -96,6 +97,8 @@ def main(argv: list[str] | None = None) -> None:
     from .ablation.rows import named_rows
     from .ablation.table import write_table
 
+    # After the imports, whose notices are not for the user.
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     if not args.table_only:
         rows = named_rows(args.rows)
         ablation = Ablation(train_argv, folder, args.scale, args.average_last)

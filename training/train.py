@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> None:
         Parser.error(make_parser(), str(error))
 
     from .trainer.arguments import make_arguments
+    from .trainer.closing import closing_lines
     from .trainer.run import train
 
     model_args, data, args = make_arguments(values)
@@ -38,7 +39,9 @@ def main(argv: list[str] | None = None) -> None:
         level=logging.INFO if args.process_index == 0 else logging.WARNING,
     )
     with naming_resumption(lambda: how_to_continue(args.output_dir)):
-        train(model_args, data, args)
+        trainer = train(model_args, data, args)
+    if args.process_index == 0:
+        print("\n".join(closing_lines(trainer, data)))
 
 
 if __name__ == "__main__":

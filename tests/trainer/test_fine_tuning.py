@@ -321,13 +321,14 @@ def scored(monkeypatch, scores: dict[int, float]) -> None:
 STOPPING = ["--max_steps", "40", "--load_best_model_at_end", "true", "--save_total_limit", "1"]
 
 
-def test_a_run_stops_when_bleu_no_longer_rises_and_leaves_the_best(words, tmp_path, monkeypatch, caplog):
+def test_a_run_stops_when_bleu_no_longer_rises_and_leaves_the_best(words, tmp_path, monkeypatch, caplog, capsys):
     """The warm-up ends after update 2; what is worse within it does not count, nor what is equal."""
     scored(monkeypatch, {2: 1, 4: 5, 6: 4, 8: 9, 10: 9, 12: 8})
     with caplog.at_level("INFO"):
         assert main(words(tmp_path, *STOPPING, "--early_stopping_patience", "2")) == 0
     assert "Stopped after update 12: no improvement of eval_bleu in 2 evaluations" in caplog.text
-    assert f"Best: {tmp_path}/checkpoint-8 (eval_bleu 9)" in caplog.text
+    out = capsys.readouterr().out
+    assert f"{tmp_path}: trained 12 updates, best BLEU 9.00 at update 8. It has these best weights." in out
     assert [folder.name for folder in complete_checkpoints(tmp_path)] == ["checkpoint-8", "checkpoint-12"]
     same_weights(weights_of(tmp_path / "checkpoint-8"), weights_of(tmp_path))
 

@@ -71,15 +71,12 @@ def starting_config(folder: Path, model_args: ModelArguments) -> VaswaniConfig:
     return config
 
 
-def load_model(
-    model_args: ModelArguments, folder: Path, tokenizer: PreTrainedTokenizerBase
-) -> VaswaniForConditionalGeneration:
-    """Load the checkpoint's model and generation settings, with its embeddings extended for new tokens.
+def load_model(model_args: ModelArguments, folder: Path) -> VaswaniForConditionalGeneration:
+    """Load the checkpoint's model and generation settings. `extend_embeddings` adds embeddings of new tokens.
 
     Args:
         model_args (`ModelArguments`): Arguments of the run.
         folder (`Path`): From `starting_checkpoint`.
-        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the run: the checkpoint's, or an extension of it.
 
     Raises:
         OSError: The weights are damaged.
@@ -91,19 +88,16 @@ def load_model(
             f"vocab_size={model_args.vocab_size}: with init_from, the vocabulary is that of {folder}, "
             f"{config.vocab_size} tokens; extend_vocabulary adds to it."
         )
-    model = load_checked(
+    own = load_tokenizer(folder, model_args.trust_remote_code)
+    if (largest := max(own.get_vocab().values())) >= config.vocab_size:
+        raise ValueError(f"{folder}: the tokenizer has an id {largest}, but the model {config.vocab_size} embeddings.")
+    return load_checked(
         folder,
         VaswaniForConditionalGeneration,
         config=config,
         dtype=torch.float32,
         attn_implementation=model_args.attn_implementation,
     )
-    own = load_tokenizer(folder, model_args.trust_remote_code)
-    if (largest := max(own.get_vocab().values())) >= config.vocab_size:
-        raise ValueError(f"{folder}: the tokenizer has an id {largest}, but the model {config.vocab_size} embeddings.")
-    if model_args.extend_vocabulary:
-        extend_embeddings(model, own, tokenizer)
-    return model
 
 
 @torch.no_grad()
