@@ -120,7 +120,7 @@ def test_a_pipe_is_translated_as_a_stream(checkpoint, tokenizer, sentences, tmp_
 def test_a_model_that_is_not_there_is_named(name, tmp_path, capsys):
     (tmp_path / "in.en").write_text("A dog.\n")
     assert main(["translate", "--model", name, "--input", str(tmp_path / "in.en")]) == 1
-    assert capsys.readouterr().err.startswith(f"hf-vaswani translate: {name}: no such folder, and loading it")
+    assert capsys.readouterr().err.startswith(f"hf-vaswani translate: {name}: no such folder")
 
 
 def test_a_failed_translation_leaves_the_old_output(checkpoint, tmp_path, capsys):

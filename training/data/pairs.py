@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 from datasets import Dataset, Features, IterableDataset, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
+from ..hub_connection import hub_failure
 from .readers import DataError, check_file, read_pairs
 
 
@@ -76,9 +78,20 @@ def load_hub_pairs(
         num_proc (`int`, *optional*): Number of reading processes.
 
     Raises:
+        ConnectionError: The Hub does not answer, and the cache has no copy of the data set.
         DataError: The data set lacks one of the languages.
     """
-    dataset = load_dataset(name, config, split=split, streaming=streaming)
+    if failure := None if Path(name).exists() else hub_failure():
+        datasets.config.HF_HUB_OFFLINE = True  # a cached copy loads, or none, without waiting for the Hub
+    try:
+        dataset = load_dataset(name, config, split=split, streaming=streaming)
+    except (OSError, ValueError) as error:
+        if failure is None:
+            raise
+        raise ConnectionError(
+            f"{name}: no such folder, and no copy of that data set in the cache ({failure}). Check the path or the "
+            f"name, and the network: {' '.join(str(error).split())}"
+        ) from error
     nested = dataset.features.get("translation")
     languages = list(dataset.features if nested is None else getattr(nested, "languages", nested))
     for lang in (source_lang, target_lang):
