@@ -18,6 +18,7 @@ from ..data.pairs import load_hub_pairs, load_pairs
 from ..data.readers import DataError
 from ..data.tokenizer import extend_tokenizer, train_tokenizer
 from ..inference.checkpoint_files import check_size
+from ..inference.direction import is_reversed
 from ..inference.loading import load_tokenizer
 from ..paper import GENERATION, paper_learning_rate
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
@@ -42,6 +43,7 @@ from .trainer import VaswaniTrainer
 logger = logging.getLogger(__name__)
 
 
+MAX_READ = 1000  # pairs, to find enough short ones for `is_reversed`
 OPTIMISER_STATES = (("optimizer*", "scheduler*"), ("global_step*",))  # the second is DeepSpeed's
 
 
@@ -235,6 +237,22 @@ def check_positions(config: VaswaniConfig, max_length: int) -> None:
         )
 
 
+def warn_of_reversed_pairs(
+    model: VaswaniForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset | IterableDataset,
+    start: Path,
+) -> None:
+    """Log a warning if the model to fine-tune translates from the pairs' targets to their sources."""
+    rows = ((pair["source"], pair["target"]) for pair in pairs.take(MAX_READ))
+    if (means := is_reversed(model, tokenizer, rows)) is not None:
+        logger.warning(
+            "The training data looks swapped: %s gives the targets %.1f per token, and the sources %.1f (mean log "
+            "probability, given the other side). Fine-tuning would reverse the model's direction.",
+            *(start, *means),
+        )
+
+
 def make_trainer(
     model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments, checkpoint: str | None
 ) -> VaswaniTrainer:
@@ -259,6 +277,8 @@ def make_trainer(
 
     model = load_model(model_args, start, tokenizer) if start else build_model(model_args, tokenizer)
     check_positions(model.config, data.max_length)
+    if start and not checkpoint and args.process_index == 0:
+        warn_of_reversed_pairs(model, tokenizer, vocabulary_pairs, start)
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None
