@@ -45,6 +45,11 @@ def check_file(file: str, stream: bool = False) -> None:
         raise OSError(f"{file}: expected a regular file, because it is read more than once; found a pipe or a device.")
 
 
+def is_interactive(file: str) -> bool:
+    """Return `True` for `-` if standard input is a terminal."""
+    return file == "-" and sys.stdin.isatty()
+
+
 def read_pairs(files, langs) -> Iterator[tuple[str, str, str]]:
     """Yield triples of position ("file:line"), source and target.
 
