@@ -9,7 +9,7 @@ import logging
 import sys
 from pathlib import Path
 
-from .data.readers import check_file
+from .data.readers import check_file, is_interactive
 from .files import check_output, is_stream, partial_files
 from .inference.choices import FORMATS, MAX_SOURCE_TOKENS
 from .options import Parser, above_zero, add_dtype, add_trust, finite, positive, share
@@ -35,9 +35,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--long-lines", choices=("split", "error"), default="split", help="split lines that exceed "
         "--max-source-tokens into pieces that are translated separately, or stop with an error "
         "(default: %(default)s)")  # fmt: skip
+    add("--skip-bad-lines", action="store_true", help="leave the translation of a line empty that is too long, or "
+        "whose prefix is, and report the lines at the end (default: stop with an error)")  # fmt: skip
     add("--batch-tokens", type=positive, default=1024, help="source tokens per batch (default: %(default)s)")
-    add("--window", type=positive, default=10_000, help="number of lines that are sorted by length and translated "
-        "together (default: %(default)s)")  # fmt: skip
+    add("--window", type=positive, help="number of lines that are sorted by length and translated together; their "
+        "translations are written at once (default: 10000, or 1 for a terminal)")  # fmt: skip
     add("--processes", type=positive, default=1, help="number of processes, each on its own accelerator, or all on "
         "the CPU if there is none (default: %(default)s)")  # fmt: skip
     add_dtype(parser)
@@ -86,6 +88,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         parser.error("--n-best needs --format nbest or jsonl: text has one translation per line")
     args.format = args.format or ("text" if args.n_best is None else "nbest")
     args.n_best = args.n_best or 1
+    args.window = args.window or (1 if is_interactive(args.input) else 10_000)
     options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
     args.options = {name: value for name, value in options.items() if value is not None}
     return args

@@ -158,7 +158,7 @@ class Translator:
             for rank, translation in enumerate(ranked, start=1)
             if line.text.strip()
         ]
-        return candidates, corpus.notice()
+        return candidates, " ".join(corpus.notices())
 
     def attention(self, candidate: Found) -> str:
         """Render the attention over a line and one of its translations as HTML.

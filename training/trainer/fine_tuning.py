@@ -14,8 +14,8 @@ from hf_vaswani.configuration_vaswani import TABLE_3
 
 from ..data.tokenizer import parts_of_new_tokens
 from ..inference.checkpoint_files import check_folder
+from ..inference.loading import available_copy, load_tokenizer, missing_checkpoint
 from ..inference.loading import load_model as load_checked
-from ..inference.loading import load_tokenizer
 from .arguments import ModelArguments, VaswaniTrainingArguments
 from .checkpoints import PARTIAL, clear_partial, naming_what_failed, put_in_place
 
@@ -36,12 +36,12 @@ def starting_checkpoint(init_from: str) -> Path:
         FileNotFoundError: No such folder, and the download failed.
         ValueError: The checkpoint holds another kind of model, or an adapter only.
     """
-    folder = Path(init_from)
+    folder = Path(available_copy(init_from))
     if not folder.is_dir():
         try:
             folder = Path(snapshot_download(init_from, ignore_patterns=["*/*"]))  # without its training checkpoints
         except (OSError, HFValidationError) as error:
-            raise FileNotFoundError(f"init_from {init_from}: no such folder, and not on the Hub: {error}") from error
+            raise FileNotFoundError(f"init_from: {missing_checkpoint(init_from, error)}") from error
     check_folder(folder, ours=True)
     return folder
 

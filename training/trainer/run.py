@@ -20,6 +20,7 @@ from ..data.readers import DataError
 from ..data.tokenizer import check_vocab_size, extend_tokenizer, train_tokenizer
 from ..files import check_output_folder
 from ..inference.checkpoint_files import check_size
+from ..inference.direction import is_reversed
 from ..inference.loading import load_tokenizer
 from ..paper import GENERATION, paper_learning_rate
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 LONG = 100_000  # pairs; learning the vocabulary of fewer takes seconds, and shows no progress
+MAX_READ = 1000  # pairs, to find enough short ones for `is_reversed`
 OPTIMISER_STATES = (("optimizer*", "scheduler*"), ("global_step*",))  # the second is DeepSpeed's
 
 
@@ -284,6 +286,20 @@ def starting_model(
         return build_model(model_args, tokenizer) if tokenizer is not None else None
     model = load_model(model_args, start)
     return add_adapters(model, model_args.lora_rank, args) if model_args.lora_rank else model
+def warn_of_reversed_pairs(
+    model: VaswaniForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset | IterableDataset,
+    start: Path,
+) -> None:
+    """Log a warning if the model to fine-tune translates from the pairs' targets to their sources."""
+    rows = ((pair["source"], pair["target"]) for pair in pairs.take(MAX_READ))
+    if (means := is_reversed(model, tokenizer, rows)) is not None:
+        logger.warning(
+            "The training data looks swapped: %s gives the targets %.1f per token, and the sources %.1f (mean log "
+            "probability, given the other side). Fine-tuning would reverse the model's direction.",
+            *(start, *means),
+        )
 
 
 def make_trainer(
@@ -306,17 +322,18 @@ def make_trainer(
     check_positions(new_config(model_args) if model is None else model.config, data.max_length)
 
     with args.main_process_first(desc="reading the data"):
-        train_pairs, eval_pairs = load_datasets(data)
+        texts, eval_texts = load_datasets(data)
     if tokenizer is None:
-        vocabulary_pairs = train_pairs.take(data.stream_window) if data.streaming else train_pairs
-        tokenizer = learn_tokenizer(model_args, vocabulary_pairs, start, args)
+        tokenizer = learn_tokenizer(model_args, texts.take(data.stream_window) if data.streaming else texts, start, args)
     with args.main_process_first(desc="tokenising"):
-        train_pairs, eval_pairs = prepare_pairs(train_pairs, eval_pairs, tokenizer, data)
+        train_pairs, eval_pairs = prepare_pairs(texts, eval_texts, tokenizer, data)
 
     if model is None:
         model = build_model(model_args, tokenizer)
     if model_args.extend_vocabulary:
         extend_embeddings(model, load_tokenizer(start, model_args.trust_remote_code), tokenizer)
+    if start and not checkpoint and args.process_index == 0:
+        warn_of_reversed_pairs(model, tokenizer, texts, start)
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None
