@@ -24,14 +24,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--method",
         choices=alignment.METHODS,
-        default="shift",
-        help="position of a target word at which to read its attention: shift, where the word is the decoder's input; "
-        "naive, where it is the decoder's output; both, the sum of the two (default: %(default)s)",
+        default="attention",
+        help="shift: attention at the position where the word is the decoder's input; naive: where it is the "
+        "decoder's output; attention: the better of the two; erasure: the source word without which the word becomes "
+        "least likely, slower (default: %(default)s)",
     )
     parser.add_argument(
         "--layer",
         type=positive,
-        help="decoder layer, counted from 1 (default: the layer and head where shift and naive agree most)",
+        help="decoder layer, counted from 1 (default: the layer and head that agree most with erasure)",
     )
     parser.add_argument(
         "--head", type=positive, help="head of --layer, counted from 1 (default: the mean of its heads)"
