@@ -290,8 +290,7 @@ def _select_map(model, tokenizer, pairs: list[Pair], maps: list[Map], batch_toke
     )
     if agreement < GOOD_AGREEMENT:
         logger.warning(
-            "No attention map that agrees with erasure on %.0f%% of the words was found: many links may be wrong. "
-            "The method erasure is slower and may be better.",
+            "Below %.0f%%, many links may be wrong. Erasure (--method erasure) is slower, but may be better.",
             100 * GOOD_AGREEMENT,
         )
     return best
