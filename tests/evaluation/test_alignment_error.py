@@ -31,6 +31,7 @@ def test_a_share_of_nothing_is_missing():
     assert (score.precision, score.recall, score.error_rate) == (None, None, None)
     score = score_alignments([[]], [parse_links("0-0")])
     assert (score.precision, score.recall, score.error_rate) == (None, 0, 1)
+    assert str(score) == "precision none, recall 0.000, alignment error rate 1.000"
 
 
 def test_pairs_without_gold_are_not_dropped():

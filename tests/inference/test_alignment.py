@@ -360,6 +360,16 @@ def test_the_command_prints_a_line_a_pair(copying, shuffled, tmp_path, capsys):
     assert lines == [*(" ".join(f"{s}-{t}" for s, t in links) for links in gold), ""]
     assert main(words) == 0
     assert "in 8 pairs" in capsys.readouterr().err
+    (tmp_path / "gold").write_text("\n".join("0-0" for _ in sources) + "\n\n")
+    by_attention = [*words, "--method", "shift", "--layer", "1"]
+    assert main([*by_attention, "--references", str(tmp_path / "gold")]) == 0
+    number, found = sum(map(len, gold)), sum((0, 0) in links for links in gold)
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert f"precision {found / number:.3f}, recall {found / 8:.3f}" in printed
+    assert f"{1 - 2 * found / (number + 8):.3f}" in printed
+    (tmp_path / "gold").write_text("0-9\n" * 9)
+    assert main([*by_attention, "--references", str(tmp_path / "gold")]) == 1
+    assert f"{tmp_path / 'gold'}:1:" in capsys.readouterr().err
     assert main([*words, "--layer", "4"]) == 1
     assert "layer must be from 1 to 3, got 4" in capsys.readouterr().err
     (tmp_path / "de").write_text("rot\n")

@@ -42,6 +42,10 @@ class AlignmentScore:
     recall: float | None
     error_rate: float | None
 
+    def __str__(self) -> str:
+        scores = {"precision": self.precision, "recall": self.recall, "alignment error rate": self.error_rate}
+        return ", ".join(f"{name} {'none' if score is None else f'{score:.3f}'}" for name, score in scores.items())
+
 
 def parse_links(line: str) -> GoldLinks:
     """Parse the gold alignment of a sentence pair in the Pharaoh format: `0-0 1-2 2?1`.

@@ -31,6 +31,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .attention_maps import check_number, eager_attention
 from .batches import token_batches
+from .choices import METHODS
 
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,8 @@ logger = logging.getLogger(__name__)
 
 # The decoder reads the start token and then the translation: its positions that belong to the target tokens.
 POSITIONS = {"shift": slice(1, None), "naive": slice(None, -1)}
-METHODS = ("attention", *POSITIONS, "erasure")
-Map = tuple[
-    str, int, int | str
-]  # position, decoder layer and head; layer and head counted from 1, or "mean" of all heads
+# Position, decoder layer and head of an attention map. Layer and head count from 1; "mean" is the mean of the heads.
+Map = tuple[str, int, int | str]
 Words = list[int | None]  # word of each token
 Pair = tuple[tuple[list[int], Words], tuple[list[int], Words]]  # token ids and words of a source and its translation
 SAMPLE = 100  # pairs on which a map is selected

@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..files import save_whole
+from .choices import TITLES
 from .translation import translate
 
 
-TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
 # Titles of the rows and of the columns.
 AXES = {
     "encoder": ("source token", "source token, attended to"),
