@@ -352,8 +352,10 @@ def write_demo_data(
 ) -> dict[str, list[Path]]:
     """Write `train`, `val` and `test` as parallel text files that share no English sentence.
 
+    The gold alignment of each split is in a third file, which ends in `.align`.
+
     Returns:
-        `{split: [English file, German file, file of their gold alignments]}`.
+        `{split: [English file, German file]}`.
 
     Raises:
         OSError: One of the files cannot be written; see `check_output`.
@@ -372,7 +374,7 @@ def write_demo_data(
         for side, path in enumerate(files[split]):
             write_whole(path, "".join(pair[side] + "\n" for pair in pairs[start : start + count]))
         start += count
-    return files
+    return {split: paths[:2] for split, paths in files.items()}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -390,7 +392,7 @@ def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani demo-data`."""
     args = make_parser().parse_args(argv)
     for split, paths in write_demo_data(args.folder, args.train, args.val, args.test, args.seed).items():
-        print(f"{split}: {', '.join(map(str, paths))}")
+        print(f"{split}: {', '.join(map(str, [*paths, paths[0].with_suffix('.align')]))}")
 
 
 if __name__ == "__main__":

@@ -176,5 +176,6 @@ def test_splits_share_no_sentence(tmp_path):
     assert {split: len(lines) for split, lines in sentences.items()} == {"train": 300, "val": 40, "test": 50}
     assert len(set().union(*sentences.values())) == 390
     assert all(len(path.read_text().splitlines()) == len(sentences[split]) for split in files for path in files[split])
-    pairs = zip(*(path.read_text().splitlines() for path in files["test"]))
+    gold = files["test"][0].with_suffix(".align")
+    pairs = zip(*(path.read_text().splitlines() for path in [*files["test"], gold]))
     assert list(pairs) == generate_aligned_pairs(390)[:50]

@@ -170,7 +170,11 @@ def plant(monkeypatch, *layers: list[list[int]]) -> None:
 def plant_erasure(monkeypatch, words: list[int]) -> None:
     """Source words of the target words of every pair, by erasure."""
     found = torch.tensor(words)
-    monkeypatch.setattr(training.inference.alignment, "erasure_words", lambda model, pair, budget: found)
+    monkeypatch.setattr(
+        training.inference.alignment,
+        "erasure_words",
+        lambda model, tokenizer, pairs, budget: ((index, found) for index in range(len(pairs))),
+    )
 
 
 @pytest.fixture
@@ -254,12 +258,15 @@ class TableModel:
 
 
 @pytest.mark.parametrize("budget", [1, 8, 4096])
-def test_a_word_is_linked_to_the_word_without_which_it_is_least_likely(budget):
+def test_a_word_is_linked_to_the_word_without_which_it_is_least_likely(copying, budget):
     """Logits of the tokens 0, 1 and 2: token 3 speaks for 0, tokens 4 and 5 for 1, token 6, outside words, for 2."""
     table = torch.zeros(7, 3)
     table[3, 0], table[4, 1], table[5, 1], table[6, 2] = 2.0, 1.0, 1.0, 1.5
     source, target = ([3, 4, 6, 5], [0, 1, None, 1]), ([1, 0, 2], [0, 1, None])
-    falls = erasure(TableModel(table), (source, target), budget)
+    shorter = ([5], [0]), ([1], [0])
+    found = dict(erasure(TableModel(table), copying[1], [shorter, (source, target)], budget))
+    assert found[0].shape == (1, 1)
+    falls = found[1]
     # With all: logits 2, 2, 1.5. Without word 0: 0, 2, 1.5. Without word 1, which is two tokens: 2, 0, 1.5.
     everything, without = torch.tensor([2.0, 2.0, 1.5]), [torch.tensor([0, 2.0, 1.5]), torch.tensor([2.0, 0, 1.5])]
     expected = [everything.log_softmax(-1) - logits.log_softmax(-1) for logits in without]
@@ -281,7 +288,7 @@ def test_erasure_is_the_cross_attention_without_the_word(tokenizer, texts):
             return logits.log_softmax(-1)[0].gather(-1, labels[0, :, None])[:, 0]
 
         everything = log_probabilities(list(range(len(source[0]))))
-        falls = erasure(model, (source, target), 4096)
+        [(_, falls)] = erasure(model, tokenizer, [(source, target)], 4096)
         assert falls.shape == (len(target[0]), len(source_text.split()))
         for word, fall in enumerate(falls.T):
             kept = [index for index, other in enumerate(source[1]) if other != word]

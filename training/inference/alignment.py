@@ -135,45 +135,69 @@ def _attentions(
 
 
 @torch.no_grad()
-def erasure(model: PreTrainedModel, pair: Pair, budget: int) -> torch.Tensor:
-    """Fall of the log probability of each target token when the decoder cannot see a source word.
-
-    The encoder reads the whole source.
+def _erased_losses(model, tokenizer, pairs: list[Pair], rows: list[tuple[int, int | None]]) -> torch.Tensor:
+    """Losses `(rows, target tokens)`, with padding, of pairs whose decoder cannot see a source word.
 
     Args:
-        model (`PreTrainedModel`): Model in evaluation mode.
-        pair (`Pair`): Token ids and words of the two sides, as from `words_of`.
-        budget (`int`): Tokens per batch on the longer side.
-
-    Returns:
-        `torch.Tensor` of shape `(target tokens, source words)`, float32, in nats; -inf for a word without tokens.
+        rows (`list[tuple[int, int | None]]`): Index of a pair, and a word of its source or `None`.
     """
-    (source, source_words), (target, _) = pair
-    inputs = torch.tensor([source], device=model.device)
-    states = model.get_encoder()(input_ids=inputs, attention_mask=torch.ones_like(inputs)).last_hidden_state
-    # The first row sees all words, each following row all but one.
-    words = sorted(set(source_words) - {None})
-    seen = [[True] * len(source), *([word != other for other in source_words] for word in words)]
-    losses = []
-    for mask in torch.tensor(seen, device=model.device).long().split(max(1, budget // max(len(source), len(target)))):
-        labels = torch.tensor([target] * len(mask), device=model.device)
-        logits = model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states.expand(len(mask), -1, -1)),
-            attention_mask=mask,
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
-            use_cache=False,
-        ).logits
-        losses.append(cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").cpu())
-    loss = torch.cat(losses)  # (1 + source words, target tokens)
-    falls = torch.full((len(target), words[-1] + 1), -torch.inf)
-    falls[:, words] = (loss[1:] - loss[0]).T
-    return falls
+    places = {index: place for place, index in enumerate(dict.fromkeys(index for index, _ in rows))}
+    source, target = (
+        tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device)
+        for ids in ([pairs[index][0][0] for index in places], [pairs[index][1][0] for index, _ in rows])
+    )
+    pair_of_row = torch.tensor([places[index] for index, _ in rows], device=model.device)
+    # The encoder reads the whole source.
+    states = model.get_encoder()(**source).last_hidden_state[pair_of_row]
+    mask = source["attention_mask"][pair_of_row]
+    for row, (index, word) in enumerate(rows):
+        if word is not None:
+            mask[row, [token for token, other in enumerate(pairs[index][0][1]) if other == word]] = 0
+    labels = target["input_ids"]
+    logits = model(
+        encoder_outputs=BaseModelOutput(last_hidden_state=states),
+        attention_mask=mask,
+        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+        use_cache=False,
+    ).logits
+    return cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").cpu()
 
 
-def erasure_words(model: PreTrainedModel, pair: Pair, budget: int) -> torch.Tensor:
-    """Source word of each target word according to `erasure`, as from `best_words`."""
-    falls = erasure(model, pair, budget)
-    return best_words(falls, list(range(falls.shape[1])), pair[1][1])
+def erasure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: list[Pair], budget: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fall of the log probability of each target token when the decoder cannot see a source word.
+
+    Args:
+        model, tokenizer: As for [`align`].
+        pairs (`list[Pair]`): Token ids and words of the two sides of each pair, as from `words_of`.
+        budget (`int`): Tokens per batch on the longer side, padding included.
+
+    Yields:
+        The index of a pair, and its falls `(target tokens, source words)`, float32, in nats; -inf for a word without
+        tokens.
+    """
+    words = [sorted(set(source_words) - {None}) for (_, source_words), _ in pairs]
+    rows = [(index, word) for index in range(len(pairs)) for word in (None, *words[index])]
+    lengths = [max(len(ids) for ids, _ in pairs[index]) for index, _ in rows]
+    losses: list[torch.Tensor] = []  # of the pair at hand: its rows are neighbours, also when sorted by length
+    for batch in token_batches(lengths, budget):
+        batch_rows = [rows[number] for number in batch]
+        for (index, _), loss in zip(batch_rows, _erased_losses(model, tokenizer, pairs, batch_rows)):
+            target = pairs[index][1][0]
+            losses.append(loss[: len(target)])
+            if len(losses) == 1 + len(words[index]):
+                everything, *without = losses
+                falls = torch.full((len(target), words[index][-1] + 1), -torch.inf)
+                falls[:, words[index]] = torch.stack(without, dim=1) - everything[:, None]
+                losses = []
+                yield index, falls
+
+
+def erasure_words(model, tokenizer, pairs: list[Pair], budget: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the index of a pair, and the source word of each of its target words by erasure."""
+    for index, falls in erasure(model, tokenizer, pairs, budget):
+        yield index, best_words(falls, list(range(falls.shape[1])), pairs[index][1][1])
 
 
 def _check_layer_and_head(model: PreTrainedModel, layer: int, head: int | str) -> None:
@@ -248,10 +272,10 @@ def best_map(
     """
     agreement = torch.zeros(len(maps), dtype=torch.long)
     ids = [(source[0], target[0]) for source, target in pairs]
+    expected = dict(erasure_words(model, tokenizer, pairs, batch_tokens))
     for index, weights in _attentions(model, tokenizer, ids, maps, batch_tokens):
         (_, source_words), (_, target_words) = pairs[index]
-        expected = erasure_words(model, pairs[index], batch_tokens)
-        agreement += (best_words(weights, source_words, target_words[:-1]) == expected).sum(-1)
+        agreement += (best_words(weights, source_words, target_words[:-1]) == expected[index]).sum(-1)
     best = int(agreement.argmax())
     number = sum(len(set(words) - {None}) for _, (_, words) in pairs)
     return maps[best], agreement[best].item() / number if number else 1.0
@@ -295,12 +319,14 @@ def _select_map(model, tokenizer, pairs: list[Pair], maps: list[Map], batch_toke
     return best
 
 
-def _attention_words(model, tokenizer, pairs: list[Pair], chosen: Map, budget: int) -> Iterator[tuple[int, list[int]]]:
+def _attention_words(
+    model, tokenizer, pairs: list[Pair], chosen: Map, budget: int
+) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the index of a pair, and the source word of each of its target words by attention."""
     ids = [(source[0], target[0]) for source, target in pairs]
     for index, weights in _attentions(model, tokenizer, ids, [chosen], budget):
         (_, source_words), (_, target_words) = pairs[index]
-        yield index, best_words(weights[0], source_words, target_words[:-1]).tolist()
+        yield index, best_words(weights[0], source_words, target_words[:-1])
 
 
 def align(
@@ -341,7 +367,7 @@ def align(
     indices, pairs = list(indexed), list(indexed.values())
     maps = _candidates(model, method, layer, head)
     if method == "erasure":
-        results = ((index, erasure_words(model, pair, batch_tokens).tolist()) for index, pair in enumerate(pairs))
+        results = erasure_words(model, tokenizer, pairs, batch_tokens)
     else:
         chosen = _select_map(model, tokenizer, pairs[:SAMPLE], maps, batch_tokens)
         results = _attention_words(model, tokenizer, pairs, chosen, batch_tokens)
@@ -351,7 +377,7 @@ def align(
     for index, words in results:
         # A tokenizer that drops characters may leave a word without tokens, so without a link.
         _, (_, target_words) = pairs[index]
-        links[indices[index]] = sorted((words[target], target) for target in set(target_words) - {None})
+        links[indices[index]] = sorted((int(words[target]), target) for target in set(target_words) - {None})
         if progress is not None:
             progress.update()
     return links
