@@ -46,7 +46,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.write_space is not None:
         print(*write_space(args.model, args.write_space, version), sep="\n")
         return
-    page = make_page(args.model, args.dtype, args.trust_remote_code)
+
+    from .publishing.introduction import introduce
+
+    page = make_page(args.model, args.dtype, args.trust_remote_code, introduce(args.model))
     page.launch(server_name=args.host, server_port=args.port, share=args.share, app_kwargs=SERVER)
 
 

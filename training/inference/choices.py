@@ -2,8 +2,8 @@
 
 # Output formats of translations; see `formats`.
 FORMATS = ("text", "nbest", "jsonl")
-# Positions at which `alignment` reads the attention of a target word.
-METHODS = ("shift", "naive", "both")
+# Methods of `alignment`: attention at the better of two positions, or at the given one; or erasure.
+METHODS = ("attention", "shift", "naive", "erasure")
 # Kinds of attention, with their titles in pictures and pages.
 TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
 

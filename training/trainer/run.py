@@ -324,7 +324,8 @@ def make_trainer(
     with args.main_process_first(desc="reading the data"):
         texts, eval_texts = load_datasets(data)
     if tokenizer is None:
-        tokenizer = learn_tokenizer(model_args, texts.take(data.stream_window) if data.streaming else texts, start, args)
+        sample = texts.take(data.stream_window) if data.streaming else texts
+        tokenizer = learn_tokenizer(model_args, sample, start, args)
     with args.main_process_first(desc="tokenising"):
         train_pairs, eval_pairs = prepare_pairs(texts, eval_texts, tokenizer, data)
 
