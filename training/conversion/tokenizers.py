@@ -164,7 +164,7 @@ def convert_tokenizer(
     return convert(folder, list(sources), list(targets), side, own_source_rows)
 
 
-def from_sentencepiece(model: "SentencePieceModel", ids: dict[str, int], unk_token: str, eos_token: str) -> Tokenizer:
+def from_sentencepiece(model: "SentencePieceModel", ids: dict[str, int], special: dict[str, str]) -> Tokenizer:
     """Build a Unigram tokenizer that segments like a SentencePiece model, and has other ids.
 
     MarianTokenizer looks up the strings of pieces. SentencePiece joins neighbouring characters that it does not know
@@ -174,16 +174,19 @@ def from_sentencepiece(model: "SentencePieceModel", ids: dict[str, int], unk_tok
     Args:
         model (`SentencePieceModel`): Pieces with scores, and the normalisation.
         ids (`dict`): Id of each piece, 0, 1, ... without gaps. All pieces of the model must be among them.
+        special (`dict`): `unk_token`, `eos_token` and others.
     """
+    codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
+    names = {*special.values(), *codes}
     characters = {piece for piece in model.scores if len(piece) == 1}
     # Lower than any segmentation into pieces of the model: a piece of the other language never wins.
     lowest = min(0, *model.scores.values()) * (1 + max(map(len, ids))) - 1
 
     def entry(token: str) -> tuple[str, float]:
-        is_run = token not in (unk_token, eos_token) and characters.isdisjoint(token)
+        is_run = token not in names and characters.isdisjoint(token)
         return (f" {token} ", lowest) if is_run else (token, model.scores.get(token, lowest))
 
-    tokenizer = Tokenizer(Unigram([entry(token) for token in sorted(ids, key=ids.get)], ids[unk_token]))
+    tokenizer = Tokenizer(Unigram([entry(token) for token in sorted(ids, key=ids.get)], ids[special["unk_token"]]))
     known, other = _character_class(characters), _character_class(characters, negated=True)
     replace = normalizers.Replace
     tokenizer.normalizer = normalizers.Sequence(
@@ -206,14 +209,12 @@ def from_sentencepiece(model: "SentencePieceModel", ids: dict[str, int], unk_tok
             decoders.Replace(Regex(r"\A\s+|\s+\z"), ""),
         ]
     )
-    end = (eos_token, ids[eos_token])
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {eos_token}", special_tokens=[end])
-    codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
+    tokenizer.post_processor = _end_with(special["eos_token"], ids)
     tokenizer.add_tokens([AddedToken(code, normalized=False) for code in codes])
     return tokenizer
 
 
-def from_bpe_codes(merges: list[tuple[str, str]], ids: dict[str, int], unk_token: str, eos_token: str) -> Tokenizer:
+def from_bpe_codes(merges: list[tuple[str, str]], ids: dict[str, int], special: dict[str, str]) -> Tokenizer:
     """Build a tokenizer of fastBPE's codes, in which the last token of a word ends in `</w>`.
 
     It takes and returns words with spaces between them.
@@ -221,12 +222,13 @@ def from_bpe_codes(merges: list[tuple[str, str]], ids: dict[str, int], unk_token
     Args:
         merges (`list`): Pairs of tokens, the most frequent one first.
         ids (`dict`): Id of each token. All tokens of `merges` must be among them.
+        special (`dict`): `unk_token`, `eos_token` and others.
     """
-    tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, unk_token=unk_token, end_of_word_suffix=END_OF_WORD))
+    model = BPE(vocab=ids, merges=merges, unk_token=special["unk_token"], end_of_word_suffix=END_OF_WORD)
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
-    end = (eos_token, ids[eos_token])
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {eos_token}", special_tokens=[end])
+    tokenizer.post_processor = _end_with(special["eos_token"], ids)
     return tokenizer
 
 
@@ -288,21 +290,27 @@ def _unsupported(model, scores: dict[str, float]) -> Iterator[tuple[bool, str]]:
 
 def _convert_marian(folder, sources, targets, side, own_source_rows):
     files = {name: folder / name for name in ("source.spm", "target.spm", "vocab.json")}
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file() and read_record(settings).get("separate_vocabs"):
+        files["target_vocab.json"] = folder / "target_vocab.json"
     _check_files(files.values())
     model = read_sentencepiece(files[f"{side}.spm"])
+    vocabularies = {path: _read_vocabulary(path) for path in files.values() if path.suffix == ".json"}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")  # it is never called
-        original = MarianTokenizer.from_pretrained(folder)
+        try:
+            original = MarianTokenizer.from_pretrained(folder)
+        except KeyError as error:  # the unknown token
+            raise ValueError(f"{files['vocab.json']}: {error.args[0]}.") from error
     special = {"unk_token": original.unk_token, "eos_token": original.eos_token, "pad_token": original.pad_token}
-    read = written = _read_vocabulary(files["vocab.json"], special.values())
-    if original.separate_vocabs:
-        written = _read_vocabulary(folder / "target_vocab.json", special.values())
+    _check_special(special, vocabularies)
+    read, written = vocabularies[files["vocab.json"]], [*vocabularies.values()][-1]
     if side == "target":
         read = written
     ids, rows = _join_vocabularies(read, written, model.scores, original.unk_token)
     if rows is not None and (side == "target" or not own_source_rows):
         raise ValueError(_reason(files[f"{side}.spm"], read, written, model.scores))
-    tokenizer = _wrap(from_sentencepiece(model, ids, original.unk_token, original.eos_token), original, special)
+    tokenizer = _wrap(from_sentencepiece(model, ids, special), original, special)
 
     def encode(texts: list[str]) -> list[list[int]]:
         name = "text" if side == "source" else "text_target"
@@ -331,7 +339,9 @@ def _convert_fsmt(folder, sources, targets, side, own_source_rows):
         raise ValueError(f"{folder}: a tokenizer with do_lower_case cannot be converted.")
     special = {"unk_token": original.unk_token, "eos_token": original.sep_token, "pad_token": original.pad_token}
     special["bos_token"] = original.bos_token
-    read, written = (_read_vocabulary(files[f"vocab-{name}.json"], special.values()) for name in ("src", "tgt"))
+    vocabularies = {path: _read_vocabulary(path) for path in files.values() if path.suffix == ".json"}
+    _check_special(special, vocabularies)
+    read, written = vocabularies.values()
     if side == "target":
         read = written
     merges = sorted(original.bpe_ranks, key=original.bpe_ranks.get)
@@ -339,7 +349,7 @@ def _convert_fsmt(folder, sources, targets, side, own_source_rows):
     ids, rows = _join_vocabularies(read, written, pieces, original.unk_token)
     if rows is not None and (side == "target" or not own_source_rows):
         raise ValueError(_reason(files["merges.txt"], read, written, pieces))
-    tokenizer = _wrap(from_bpe_codes(merges, ids, original.unk_token, original.sep_token), original, special)
+    tokenizer = _wrap(from_bpe_codes(merges, ids, special), original, special)
 
     def encode(texts: list[str], vocabulary: dict[str, int] = read) -> list[list[int]]:
         unk, eos = vocabulary[original.unk_token], vocabulary[original.sep_token]
@@ -363,12 +373,16 @@ def _check_files(paths: Iterable[Path]) -> None:
         raise ValueError(f"{missing[0]}: no such file; expected {', '.join(path.name for path in paths)}.")
 
 
-def _read_vocabulary(path: Path, special: Iterable[str]) -> dict[str, int]:
+def _check_special(special: dict[str, str], vocabularies: dict[Path, dict[str, int]]) -> None:
+    for path, ids in vocabularies.items():
+        for name, token in special.items():
+            if token not in ids:
+                raise ValueError(f"{path}: expected the {name} {token!r}, found none.")
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
     """Read the ids of a vocabulary; these must be 0, 1, 2, ..., one a token."""
     ids = read_record(path)
-    for token in special:
-        if token not in ids:
-            raise ValueError(f"{path}: expected the token {token!r}, found none.")
     by_id = {number: token for token, number in ids.items() if type(number) is int}
     missing = next((number for number in range(len(ids)) if number not in by_id), None)
     if missing is not None:
@@ -399,6 +413,10 @@ def _reason(path: Path, read: dict[str, int], written: dict[str, int], pieces: I
         sizes = f"{len(read):,} and {len(written):,} tokens"
         return f"{path.parent}: expected one vocabulary for both languages, found two that differ, of {sizes}."
     return f"{path}: expected pieces of the vocabulary, found {len(unknown):,} that it lacks, such as {unknown[0]!r}."
+
+
+def _end_with(token: str, ids: dict[str, int]) -> processors.PostProcessor:
+    return processors.TemplateProcessing(single=f"$A {token}", special_tokens=[(token, ids[token])])
 
 
 def _wrap(tokenizer: Tokenizer, original: PreTrainedTokenizerBase, special: dict[str, str]) -> PreTrainedTokenizerFast:
