@@ -138,7 +138,9 @@ def convert_tokenizer(
 
     Known differences from MarianTokenizer, which the comparison reports where the given texts have them: a language
     code `>>xx<<` is recognised inside a text too; an unknown code is plain text; combining marks that are not in
-    canonical order are reordered. Special tokens in a text are plain text in both.
+    canonical order are reordered. Special tokens in a text are plain text here; MarianTokenizer with
+    `split_special_tokens=True` reads one as itself if source.spm has none of its characters. Where separate
+    vocabularies give `<pad>` different ids, it drops a token of the translation that has the source's id.
 
     FSMTTokenizer applies Moses' rules before BPE, and these do not fit `tokenizers`: the converted tokenizer takes and
     returns text that is tokenised by Moses, with spaces between words.
@@ -197,6 +199,7 @@ def from_sentencepiece(model: "SentencePieceModel", ids: dict[str, int], special
             normalizers.Prepend(WORD),
             replace(Regex(rf"{WORD}+\z"), ""),
             replace(Regex(rf"(?<={known})(?={other})|(?<={other})(?={known})|(?<={other})\z"), " "),
+            *(replace(name, f"{name[0]} {name[1:]}") for name in special.values() if characters.isdisjoint(name)),
         ]
     )
     if not any(WORD in piece[1:] for piece in model.scores):
