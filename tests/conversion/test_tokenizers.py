@@ -388,4 +388,4 @@ def test_ids_and_text_of_ten_thousand_real_lines(tmp_path):
     converted, report = convert_tokenizer(marian, lines, texts["de"][-10_000:])
     assert report.equal and report.lines.compared == 11_000 and report.decoded.compared > 20_000
     same_ids(MarianTokenizer.from_pretrained(marian), converted, lines)
-    assert len(set(chain(*converted(lines).input_ids))) > 5000
+    assert len(set(chain(*converted(lines).input_ids))) > 4000
