@@ -171,6 +171,11 @@ def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         config = VaswaniConfig.from_table3(model_args.model, **{"vocab_size": len(tokenizer), **special, **overrides})
     except (TypeError, StrictDataclassError) as error:
         raise ValueError(f"model_overrides {overrides}: {' '.join(str(error).split())}") from error
+    if config.source_vocab_size is not None and config.source_vocab_size < len(tokenizer):
+        raise ValueError(
+            f"model_overrides, source_vocab_size: expected at least {len(tokenizer)}, the tokens of the tokenizer, "
+            f"which reads both languages, found {config.source_vocab_size}."
+        )
     check_size(config, f"model {model_args.model}, model_overrides {overrides}")
     model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation=model_args.attn_implementation)
     model.generation_config = GenerationConfig(**special, **GENERATION)
