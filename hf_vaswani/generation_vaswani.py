@@ -70,6 +70,7 @@ ROW_WISE_PROCESSORS = {
     processors.ForcedBOSTokenLogitsProcessor,
     processors.ForcedEOSTokenLogitsProcessor,
     processors.InfNanRemoveLogitsProcessor,
+    processors.LogitNormalization,
     processors.MinLengthLogitsProcessor,
     processors.MinNewTokensLengthLogitsProcessor,
     processors.NoBadWordsLogitsProcessor,

@@ -66,6 +66,12 @@ def example_batch(
     return {"input_ids": ids.masked_fill(~mask, config.pad_token_id), "attention_mask": mask.long()}
 
 
+def shut_out(reference: PreTrainedModel) -> list[int]:
+    """Tokens that `bad_words_ids` forbids one by one; a converted model has other logits for them, see `marian.py`."""
+    forbidden = reference.generation_config.bad_words_ids or []
+    return [tokens[0] for tokens in forbidden if len(tokens) == 1]
+
+
 @torch.no_grad()
 def compare(
     reference: PreTrainedModel,

@@ -1,8 +1,10 @@
-"""Checks of another toolkit's configuration: fields that have only one possible value here."""
+"""Fields of another toolkit's configuration: checks of those with one possible value here, and search settings."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from transformers import GenerationConfig
 
 
 def check_fields(place: str | Path, values: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
@@ -26,3 +28,11 @@ def check_equal(place: str | Path, values: Mapping[str, Any], names: Iterable[st
             raise ValueError(
                 f"{place}: encoder_{name}, decoder_{name}: expected the same in both, found {encoder} and {decoder}."
             )
+
+
+def search_fields(settings: GenerationConfig) -> dict[str, Any]:
+    """Search settings that a checkpoint gives, without notes of the library."""
+    fields = settings.to_diff_dict()
+    return {
+        name: value for name, value in fields.items() if name not in ("transformers_version", "_from_model_config")
+    }

@@ -11,14 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.generation_vaswani import OWN_FIELDS
 
 from ..files import folder_written_whole
 from ..inference.loading import load_model
-from .agreement import Agreement, Conversion, compare, example_batch
-from .fields import check_equal, check_fields
+from .agreement import Agreement, Conversion, compare, example_batch, shut_out
+from .fields import check_equal, check_fields, search_fields
 from .positions import position_table
 from .tokenizer_files import tokenizer_files
 from .weights import ATTENTION_BIASES, halved, interleaved, load_exactly, our_name, reordered, their_name
@@ -153,9 +154,7 @@ def _search(settings: GenerationConfig) -> tuple[GenerationConfig, bool]:
     Where padding is forbidden and the other tokens share its probability, a very low bias does the same in fewer
     steps. Other forbidden tokens stay in the settings.
     """
-    fields = settings.to_diff_dict()
-    for name in ("transformers_version", "_from_model_config"):
-        fields.pop(name, None)
+    fields = search_fields(settings)
     forbidden = fields.get("bad_words_ids") or []
     is_shut = [settings.pad_token_id] in forbidden and bool(settings.renormalize_logits)
     if is_shut:
@@ -185,19 +184,13 @@ def write(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizer
         save(marian, partial)
         tokenizer.save_pretrained(partial)
         written = MarianMTModel.from_pretrained(partial).eval()
-        agreement = compare(written, model, example_batch(model, tokenizer), _padding(written), **COMPARED_SEARCH)
+        agreement = compare(written, model, example_batch(model, tokenizer), shut_out(written), **COMPARED_SEARCH)
         agreement.check(folder)
     return agreement
 
 
 # The search in which both models are compared: the nearest to the paper's that MarianMT has.
 COMPARED_SEARCH = {"num_beams": 4, "length_penalty": 1.0}
-
-
-def _padding(marian: PreTrainedModel) -> list[int]:
-    """Tokens whose logits differ: padding, where `bad_words_ids` forbids it."""
-    forbidden = marian.generation_config.bad_words_ids or []
-    return [tokens[0] for tokens in forbidden if tokens == [marian.generation_config.pad_token_id]]
 
 
 def save(marian: MarianMTModel, folder: Path) -> None:
@@ -302,8 +295,8 @@ def _marian_config(config: VaswaniConfig) -> MarianConfig:
 
 def _marian_search(settings: GenerationConfig, config: VaswaniConfig, is_shut: bool) -> GenerationConfig:
     """The nearest search that MarianMT has."""
-    fields = settings.to_diff_dict()
-    for name in ("transformers_version", "_from_model_config", "length_penalty_form", "max_extra_tokens"):
+    fields = search_fields(settings)
+    for name in OWN_FIELDS:
         fields.pop(name, None)
     if is_shut:
         forbidden = [*(fields.get("bad_words_ids") or []), [config.pad_token_id]]
