@@ -107,12 +107,14 @@ def translations(model: PreTrainedModel, batch: dict, **search) -> list[list[int
 
 
 @torch.no_grad()
-def relative_difference(reference: PreTrainedModel, model: PreTrainedModel, batch: dict, without: tuple = ()) -> float:
+def relative_difference(
+    reference: PreTrainedModel, model: PreTrainedModel, batch: dict, without: tuple = (), vocabulary: int = VOCABULARY
+) -> float:
     """Greatest difference of the logits on a random target, relative to the greatest logit."""
-    target = torch.randint(4, VOCABULARY - 1, (3, 11), generator=torch.Generator().manual_seed(2))
+    target = torch.randint(4, vocabulary - 1, (3, 11), generator=torch.Generator().manual_seed(2))
     target[:, 0] = reference.config.decoder_start_token_id
     inputs = {**batch, "decoder_input_ids": target, "use_cache": False}
-    kept = [token for token in range(VOCABULARY) if token not in without]
+    kept = [token for token in range(vocabulary) if token not in without]
     expected, found = (each(**inputs).logits[..., kept] for each in (reference, model))
     assert expected.std() > 0.1
     return float((found - expected).abs().max() / expected.abs().max())

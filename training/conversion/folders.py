@@ -1,5 +1,6 @@
 """Folders of conversions: where a source lies, which format it has, and how a converted checkpoint is written."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..inference.checkpoint_files import CONFIG, read_object
+from ..inference.loading import check_vocabulary
 from .agreement import Agreement, Conversion, compare, example_batch, shut_out
 
 
@@ -31,9 +33,11 @@ def find_source(source: str, revision: str | None = None) -> Path:
         raise NotADirectoryError(f"{source}: expected a folder or a Hub repository, found a file.")
     if Path(source).is_dir():
         return Path(source)
+    ignored = [*UNUSED]
+    with contextlib.suppress(OSError, HFValidationError):  # without a network, the cache may have the repository
+        ignored += ["*.bin"] if file_exists(source, WEIGHTS, revision=revision) else []
     try:
-        others = ["*.bin"] if file_exists(source, WEIGHTS, revision=revision) else []
-        return Path(snapshot_download(source, revision=revision, ignore_patterns=UNUSED + others))
+        return Path(snapshot_download(source, revision=revision, ignore_patterns=ignored))
     except (OSError, HFValidationError) as error:
         text = " ".join(str(error).split())
         raise OSError(f"{source}: no such folder, and downloading it from the Hub failed: {text}") from error
@@ -78,11 +82,13 @@ def write_checked(conversion: Conversion, partial: Path, record: dict) -> tuple[
         The agreement, and what it was measured on.
 
     Raises:
-        ValueError: The models disagree.
+        ValueError: The models disagree, or the tokenizer does not fit.
     """
     for name, content in conversion.tokenizer_files.items():
         (partial / name).write_bytes(content)
     tokenizer, measured_on = _load_tokenizer(partial, bool(conversion.tokenizer_files))
+    if tokenizer is not None:
+        check_vocabulary(record["source"], conversion.model, tokenizer)
     batch = example_batch(conversion.model, tokenizer)
     agreement = compare(conversion.reference, conversion.model, batch, shut_out(conversion.reference))
     agreement.check(record["source"])

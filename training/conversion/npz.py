@@ -4,7 +4,6 @@ These are the files in the archives of OPUS-MT and of Marian's training. The wei
 which `marian.py` converts.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,9 +67,7 @@ def read(folder: Path, as_trained: bool = False) -> Conversion:
     with naming(path):
         marian, names = _to_marian_mt(arrays, settings, vocabularies, decoder, path)
         model, reference = convert(marian, path, as_trained)
-    files = {name: json.dumps(ids, indent=2, ensure_ascii=False).encode("utf-8") for name, ids in names.items()}
-    kept = tokenizer_files(folder, "MarianTokenizer")
-    return Conversion(model, reference, {**kept, **files} if kept else files)
+    return Conversion(model, reference, tokenizer_files(folder, "MarianTokenizer", **names))
 
 
 def _only(paths: list[Path], expected: str) -> Path:
@@ -145,7 +142,7 @@ def _to_marian_mt(
     decoder: Mapping[str, Any],
     path: Path,
 ) -> tuple[MarianMTModel, dict[str, dict[str, int]]]:
-    """Build a MarianMT model, and the vocabularies of its tokenizer by file name."""
+    """Build a MarianMT model, and the vocabularies of its tokenizer by the names of their files."""
     place = f"{path}: {SETTINGS}"
     check_fields(place, settings, FIXED)
     if missing := [name for name in SIZES if name not in settings]:
@@ -180,7 +177,7 @@ def _to_marian_mt(
         weights[name] = marian.get_parameter(name)
     load_exactly(marian, {**weights, "final_logits_bias": bias[None]})
     marian.generation_config = _search(decoder, marian.config)
-    names = ["vocab.json", "target_vocab.json"][: 1 if shared else 2]
+    names = ["vocab", "target_vocab"][: 1 if shared else 2]
     return marian.eval(), {name: {**ids, PAD: pad} for name, ids in zip(names, (vocabularies[0], vocabularies[-1]))}
 
 
