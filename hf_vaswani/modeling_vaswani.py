@@ -357,9 +357,9 @@ class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
 class VaswaniStack(VaswaniPreTrainedModel):
     """Base of encoder and decoder, which embeds their inputs (sections 3.4, 3.5, 5.4)."""
 
-    def __init__(self, config: VaswaniConfig):
+    def __init__(self, config: VaswaniConfig, vocab_size: int):
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embed_positions = VaswaniPositionEmbedding(config)
         self.embed_scale = math.sqrt(config.d_model)
         self.gradient_checkpointing = False
@@ -390,7 +390,7 @@ class VaswaniEncoder(VaswaniStack):
     _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
 
     def __init__(self, config: VaswaniConfig):
-        super().__init__(config)
+        super().__init__(config, config.source_vocab_size or config.vocab_size)
         self.layers = nn.ModuleList(VaswaniEncoderLayer(config, i) for i in range(config.encoder_layers))
         self.post_init()
 
@@ -429,7 +429,7 @@ class VaswaniDecoder(VaswaniStack):
     }
 
     def __init__(self, config: VaswaniConfig):
-        super().__init__(config)
+        super().__init__(config, config.vocab_size)
         self.layers = nn.ModuleList(VaswaniDecoderLayer(config, i) for i in range(config.decoder_layers))
         self.post_init()
 
@@ -506,22 +506,25 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
+        if config.source_vocab_size is not None:
+            self._tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = VaswaniEncoder(config)
         self.decoder = VaswaniDecoder(config)
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:
-        """Tie the embeddings of source and target, also where `tie_word_embeddings` is off."""
+        """Tie the embeddings also where `tie_word_embeddings` is off, which is about the output projection."""
         return super().get_expanded_tied_weights_keys(all_submodels) or self._tied_weights_keys.copy()
 
     def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding of `vocab_size` tokens; one of the source's own is `encoder.embed_tokens`."""
         return self.shared
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.shared = value
-        self.encoder.embed_tokens = value
-        self.decoder.embed_tokens = value
+        self.shared = self.decoder.embed_tokens = value
+        if self.config.source_vocab_size is None:
+            self.encoder.embed_tokens = value
 
     @can_return_tuple
     def forward(
@@ -591,8 +594,16 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.model = VaswaniModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.output_bias)
         self.post_init()
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """As transformers' method, which leaves the bias of a tied projection at its old size."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        if self.lm_head.bias is not None:
+            bias = self.lm_head.bias.data
+            self.lm_head.bias.data = F.pad(bias, (0, self.config.vocab_size - len(bias)))
+        return embeddings
 
     @can_return_tuple
     def forward(
@@ -673,7 +684,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         """Cross-entropy per label, smoothed in training mode (section 5.4)."""
         epsilon = self.config.label_smoothing if self.training else 0.0
         if logits is None:
-            total = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, epsilon, IGNORED_LABEL)
+            total = projected_cross_entropy(hidden_states, self.lm_head, labels, epsilon, IGNORED_LABEL)
         else:
             total = F.cross_entropy(
                 logits.flatten(0, 1).float(),

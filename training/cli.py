@@ -14,6 +14,7 @@ COMMANDS = {
     "score": "score translations",
     "score-pairs": "print the log probabilities of given translations",
     "align": "align the words of translations with the words of their sources",
+    "convert": "convert models of other toolkits (OPUS-MT, Marian, FSMT) to checkpoints, and back",
     "publish": "push a checkpoint to the Hub",
     "ablate": "train rows of the paper's Table 3 and compare the results with the paper's",
     "curves": "draw the loss, BLEU and learning rate of a run",

@@ -9,8 +9,8 @@ seen the test sentences. The grammar also knows the gold alignment of the words.
 
 import argparse
 import random
-from collections.abc import Iterator
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path

@@ -143,6 +143,13 @@ def test_what_is_wrong_is_one_line_on_standard_error(words, start, tmp_path, cap
     assert message.format(start=start) in error
 
 
+def test_a_model_with_two_vocabularies_is_refused(words, tokenizer, tmp_path, capsys):
+    tiny_model(vocab_size=len(tokenizer), source_vocab_size=7).save_pretrained(tmp_path / "two")
+    tokenizer.save_pretrained(tmp_path / "two")
+    assert main(words(tmp_path / "run", "--max_steps", "1", init_from=tmp_path / "two")) == 1
+    assert "source_vocab_size is 7" in error_of(capsys)
+
+
 def test_what_agrees_with_the_model_may_be_said(words, tmp_path):
     more = ["--vocab_size", "400", "--model", "D-drop0.0", "--model_overrides", "{d_model: 16, num_heads: 2}"]
     assert main(words(tmp_path, *more, "--max_steps", "1")) == 0
@@ -227,7 +234,9 @@ def test_rows_of_new_tokens_are_the_means_of_their_parts():
     old = train_tokenizer(texts, vocab_size=260, show_progress=False)
     extended = extend_tokenizer(old, texts, 2)
     for tied in (True, False):
-        model = tiny_model(vocab_size=260, tie_word_embeddings=tied)
+        model = tiny_model(vocab_size=260, tie_word_embeddings=tied, output_bias=True)
+        torch.nn.init.normal_(model.lm_head.bias)
+        bias = model.lm_head.bias.detach().clone()
         before = [model.get_input_embeddings().weight.clone(), model.get_output_embeddings().weight.clone()]
         extend_embeddings(model, old, extended)
         after = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
@@ -237,7 +246,7 @@ def test_rows_of_new_tokens_are_the_means_of_their_parts():
         # The old one's 259 is "ab". " ab" is the new token 260; " abc" is 261, of this and "c".
         space, ab, c = old.convert_tokens_to_ids(["Ġ", "ab", "c"])
         assert (ab, extended.convert_ids_to_tokens([260, 261])) == (259, ["Ġab", "Ġabc"])
-        for one, other in zip(before, after):
+        for one, other in zip([*before, bias], [*after, model.lm_head.bias]):
             assert torch.equal(other[:260], one)
             torch.testing.assert_close(other[260], (one[space] + one[ab]) / 2)
             torch.testing.assert_close(other[261], (one[space] + one[ab] + one[c]) / 3)

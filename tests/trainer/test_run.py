@@ -448,6 +448,7 @@ def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):
         (["--model", "huge"], "Table 3 has no row 'huge'"),
         (["--model_overrides", '{"d_mdel": 3}'], "no field 'd_mdel'"),
         (["--model_overrides", '{"dropout": 3}'], "dropout must be in [0, 1), got 3"),
+        (["--model_overrides", '{"source_vocab_size": 9}'], "model_overrides, source_vocab_size: "),
         (
             ["--model_overrides", "{position_embedding: learned, max_position_embeddings: 99}"],
             "max_length is 256, but the model has only 99 learned positions",

@@ -353,9 +353,9 @@ def count_parameters(config: VaswaniConfig) -> int:
     norm = 2 * config.d_model
     layers = config.encoder_layers * (attention + feed_forward + 2 * norm)
     layers += config.decoder_layers * (2 * attention + feed_forward + 3 * norm)
-    matrices = config.vocab_size * (1 if config.tie_word_embeddings else 2)
+    matrices = config.vocab_size * (1 if config.tie_word_embeddings else 2) + (config.source_vocab_size or 0)
     positions = 2 * config.max_position_embeddings if config.position_embedding == "learned" else 0
-    return layers + config.d_model * (matrices + positions)
+    return layers + config.d_model * (matrices + positions) + (config.vocab_size if config.output_bias else 0)
 
 
 def check_size(config: VaswaniConfig, place: str | Path) -> None:

@@ -205,7 +205,7 @@ def load_checkpoint(
 
 def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError if the vocabularies of model and tokenizer do not match."""
-    size = model.config.vocab_size
+    size = getattr(model.config, "source_vocab_size", None) or model.config.vocab_size  # a foreign model has one
     if not 0 <= size - len(tokenizer) < VaswaniTranslationPipeline.MOST_PADDING:
         raise ValueError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {size}: expected the same number."

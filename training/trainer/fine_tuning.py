@@ -50,9 +50,15 @@ def starting_config(folder: Path, model_args: ModelArguments) -> VaswaniConfig:
     """The checkpoint's configuration, with the dropout and label smoothing of the run.
 
     Raises:
-        ValueError: The run sets an unknown field, or one that conflicts with the checkpoint's weights.
+        ValueError: The run sets an unknown field, or one that conflicts with the checkpoint's weights; or the
+            checkpoint has two vocabularies.
     """
     config = VaswaniConfig.from_pretrained(folder)
+    if config.source_vocab_size is not None:
+        raise ValueError(
+            f"init_from {folder}: source_vocab_size is {config.source_vocab_size}, but training reads both languages "
+            "with one tokenizer: expected a model with one vocabulary."
+        )
     known = {field.name for field in dataclasses.fields(VaswaniConfig)} | set(VaswaniConfig.attribute_map)
     VaswaniConfig.from_table3(model_args.model)  # raises for an unknown row
     for name, value in {**TABLE_3[model_args.model], **(model_args.model_overrides or {})}.items():
@@ -104,13 +110,15 @@ def load_model(model_args: ModelArguments, folder: Path) -> VaswaniForConditiona
 def extend_embeddings(model: PreTrainedModel, old: PreTrainedTokenizerBase, extended: PreTrainedTokenizerBase) -> None:
     """Add rows for new tokens to the embedding and the output projection.
 
-    Each new row is the mean of the rows of the old tokens that the new token replaces.
+    Each new row, and its output bias, is the mean of those of the old tokens that the new token replaces.
     """
     size = max(model.config.vocab_size, max(extended.get_vocab().values()) + 1)
     model.resize_token_embeddings(size, mean_resizing=False)
     weights = [model.get_input_embeddings().weight]
     if not model.config.tie_word_embeddings:
         weights.append(model.get_output_embeddings().weight)
+    if model.config.output_bias:
+        weights.append(model.get_output_embeddings().bias)
     for token, parts in parts_of_new_tokens(old, extended).items():
         for weight in weights:
             weight[token] = weight[parts].mean(0)

@@ -187,6 +187,11 @@ def new_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase | 
         config = VaswaniConfig.from_table3(model_args.model, **{**vocabulary, **overrides})
     except (TypeError, StrictDataclassError) as error:
         raise ValueError(f"model_overrides {overrides}: {' '.join(str(error).split())}") from error
+    if config.source_vocab_size is not None and config.source_vocab_size < vocabulary["vocab_size"]:
+        raise ValueError(
+            f"model_overrides, source_vocab_size: expected at least {vocabulary['vocab_size']}, the tokens of the "
+            f"tokenizer, which reads both languages, found {config.source_vocab_size}."
+        )
     check_size(config, f"model {model_args.model}, model_overrides {overrides}")
     return config
 
@@ -286,6 +291,8 @@ def starting_model(
         return build_model(model_args, tokenizer) if tokenizer is not None else None
     model = load_model(model_args, start)
     return add_adapters(model, model_args.lora_rank, args) if model_args.lora_rank else model
+
+
 def warn_of_reversed_pairs(
     model: VaswaniForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
