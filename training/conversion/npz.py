@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from ..inference.checkpoint_files import naming
+from ..inference.checkpoint_files import one_line_errors
 from .agreement import Conversion
 from .fields import check_fields
 from .marian import LONGEST, SHUT, convert
@@ -64,7 +64,7 @@ def read(folder: Path, as_trained: bool = False) -> Conversion:
     arrays, settings = _load(path)
     decoder = _read_yaml(folder / DECODER) if (folder / DECODER).is_file() else {}
     vocabularies = [_read_vocabulary(file) for file in _vocabulary_files(folder, decoder)]
-    with naming(path):
+    with one_line_errors(path):
         marian, names = _to_marian_mt(arrays, settings, vocabularies, decoder, path)
         model, reference = convert(marian, path, as_trained)
     return Conversion(model, reference, tokenizer_files(folder, "MarianTokenizer", **names))
@@ -82,11 +82,11 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     Raises:
         ValueError: The file is not an archive of plain arrays, or has no settings.
     """
-    with naming(path), np.load(path, allow_pickle=False) as archive:
+    with one_line_errors(path), np.load(path, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     if SETTINGS not in arrays:
         raise ValueError(f"{path}: {SETTINGS}: expected the settings of a Marian model, found none.")
-    with naming(f"{path}: {SETTINGS}"):
+    with one_line_errors(f"{path}: {SETTINGS}"):
         text = arrays.pop(SETTINGS).tobytes().rstrip(b"\0").decode("utf-8")
         settings = yaml.safe_load(text)
     if not isinstance(settings, dict):
@@ -95,7 +95,7 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    with naming(path):
+    with one_line_errors(path):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected names and values, found {type(content).__name__}.")
@@ -125,7 +125,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     Raises:
         ValueError: The file is malformed, ids are not 0, 1, 2, ..., or `</s>` is missing.
     """
-    with naming(path):
+    with one_line_errors(path):
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
         ids = {token: int(number) for token, number in content.items()}
     if sorted(ids.values()) != list(range(len(ids))):
