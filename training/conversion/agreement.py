@@ -1,6 +1,7 @@
 """Comparison of a converted model with the original one."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,8 @@ class Conversion(NamedTuple):
     tokenizer_files: dict[str, bytes]  # by name
 
 
-class Agreement(NamedTuple):
+@dataclass(frozen=True)
+class Agreement:
     """Agreement of two models on a few sentences."""
 
     sentences: int

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from huggingface_hub import file_exists, snapshot_download
@@ -93,7 +94,7 @@ def write_checked(conversion: Conversion, partial: Path, record: dict) -> tuple[
     agreement = compare(conversion.reference, conversion.model, batch, shut_out(conversion.reference))
     agreement.check(record["source"])
     conversion.model.save_pretrained(partial)
-    record = {**record, "checked_on": measured_on, **agreement._asdict()}
+    record = {**record, "checked_on": measured_on, **asdict(agreement)}
     (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return agreement, measured_on
 
