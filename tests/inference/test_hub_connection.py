@@ -1,8 +1,10 @@
 """A Hub that does not answer: commands fail at once, and cached copies load."""
 
 import json
+import shutil
 import socket
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import datasets
@@ -97,6 +99,35 @@ def test_a_cached_copy_loads_where_the_hub_cannot_be_reached(hub, tokenizer, wai
         assert main(words) == 0
     assert capsys.readouterr().out == expected != ""
     assert waits == []
+
+
+def test_a_gateway_without_the_hub_is_named(waits, tmp_path, capsys):
+    class Gateway(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_error(502)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with connected(SimpleNamespace(url=url), ALICE, tmp_path / "cache"):
+            assert main(commands(tmp_path)["translate"]) == 1
+        server.shutdown()
+    assert f"{url} answers with the error 502" in capsys.readouterr().err
+    assert waits == []
+
+
+def test_a_cached_data_set_loads_where_the_hub_cannot_be_reached(unreachable, waits, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"en": "the man sleeps", "de": "der Mann schläft"}\n')
+    datasets.load_dataset(str(tmp_path / "data"))
+    [configuration] = (tmp_path / "datasets" / "data").iterdir()
+    shutil.copytree(configuration, tmp_path / "datasets" / "user___data" / "default")
+    pairs = load_hub_pairs("user/data", None, "train", "en", "de")
+    assert pairs[0] == {"source": "the man sleeps", "target": "der Mann schläft"} and waits == []
 
 
 def test_offline_mode_is_named(unreachable, tmp_path, monkeypatch, capsys):
