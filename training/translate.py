@@ -12,14 +12,39 @@ from pathlib import Path
 from .data.readers import check_file, is_interactive
 from .files import check_output, is_stream, partial_files
 from .inference.choices import FORMATS, MAX_SOURCE_TOKENS
-from .options import Parser, above_zero, add_dtype, add_trust, finite, positive, share
+from .options import OptionGroup, Parser, above_zero, add_dtype, add_trust, finite, positive, share
 from .running import naming_resumption, run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani translate`."""
     parser = Parser(prog="hf-vaswani translate", description=__doc__)
-    add = parser.add_argument
+    _add_files(parser.add_argument_group("input and output"))
+    _add_search(parser.add_argument_group("search"))
+    _add_sampling(parser.add_argument_group("sampling"))
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--batch-tokens", type=positive, default=1024, help="source tokens per batch (default: %(default)s)"
+    )
+    speed.add_argument(
+        "--window",
+        type=positive,
+        help="number of lines that are sorted by length and translated together; their translations are written at "
+        "once (default: 10000, or 1 for a terminal)",
+    )
+    speed.add_argument(
+        "--processes",
+        type=positive,
+        default=1,
+        help="number of processes, each on its own accelerator, or all on the CPU if there is none (default: "
+        "%(default)s)",
+    )
+    add_dtype(speed)
+    return parser
+
+
+def _add_files(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--model", required=True, nargs="+", help="checkpoint folder or Hub repository; several form an ensemble")
     add("--input", default="-", help="text file with one sentence per line, plain or .gz (default: standard input)")
     add("--output", help="text file to write, compressed if the name ends in .gz; a FIFO or a device, such as "
@@ -28,8 +53,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--format", choices=FORMATS, help="output format: text has the best translation on each line, nbest is the "
         "n-best list of Moses, jsonl has one JSON object per line with scores and the log probability of every token "
         "(default: text, or nbest with --n-best)")  # fmt: skip
-    add("--n-best", type=positive, help="number of translations per sentence (default: 1)")
-    add("--target-prefix", help="text file parallel to --input with the words that each translation must begin with")
     add("--max-source-tokens", type=positive, help="maximum number of tokens in a line; --long-lines handles longer "
         f"lines (default: the model's limit, or {MAX_SOURCE_TOKENS})")  # fmt: skip
     add("--long-lines", choices=("split", "error"), default="split", help="split lines that exceed "
@@ -37,22 +60,25 @@ def make_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)")  # fmt: skip
     add("--skip-bad-lines", action="store_true", help="leave the translation of a line empty that is too long, or "
         "whose prefix is, and report the lines at the end (default: stop with an error)")  # fmt: skip
-    add("--batch-tokens", type=positive, default=1024, help="source tokens per batch (default: %(default)s)")
-    add("--window", type=positive, help="number of lines that are sorted by length and translated together; their "
-        "translations are written at once (default: 10000, or 1 for a terminal)")  # fmt: skip
-    add("--processes", type=positive, default=1, help="number of processes, each on its own accelerator, or all on "
-        "the CPU if there is none (default: %(default)s)")  # fmt: skip
-    add_dtype(parser)
+    add_trust(group)
+
+
+def _add_search(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--num-beams", type=positive, help="beam size (default: the checkpoint's)")
     add("--length-penalty", type=finite, help="length penalty α, 0.6 in the paper (default: the checkpoint's)")
+    add("--n-best", type=positive, help="number of translations per sentence (default: 1)")
+    add("--target-prefix", help="text file parallel to --input with the words that each translation must begin with")
+
+
+def _add_sampling(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--sample", action="store_true", help="sample translations at random instead of searching for the likeliest")
     add("--temperature", type=above_zero, help="temperature of --sample (default: 1)")
     add("--top-k", type=positive, help="restrict --sample to this number of most likely tokens (default: all tokens)")
     add("--top-p", type=share, help="restrict --sample to the most likely tokens whose probabilities add up to this "
         "number (default: all tokens)")  # fmt: skip
     add("--seed", type=int, help="random seed of --sample (default: 0)")
-    add_trust(parser)
-    return parser
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

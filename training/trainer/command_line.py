@@ -44,7 +44,12 @@ class ShowAll(argparse.Action):
 
 
 class TrainParser(Parser):
-    """Parser of the fields of recipes. Errors are raised as `UsageError`."""
+    """Parser of the fields of recipes. Errors are raised as `UsageError`.
+
+    Attributes:
+        types (`dict`): Types of the fields, by name.
+        has_inherited (`bool`): The fields of transformers are among them.
+    """
 
     separator = "_"
 
@@ -63,6 +68,7 @@ class TrainParser(Parser):
             "--help-all", nargs=0, action=ShowAll, help="show the fields of transformers as well, and exit"
         )
         self.types: dict[str, Any] = {}
+        self.has_inherited = False
         for title, group in zip(("model", "data", "training"), OWN_GROUPS):
             add_fields(self.add_argument_group(title, group.__doc__), group)
             self.types |= get_type_hints(group)
@@ -71,9 +77,10 @@ class TrainParser(Parser):
         """Add the fields of transformers."""
         from .inherited import add_inherited, inherited_types
 
-        if "push_to_hub" not in self.types:
+        if not self.has_inherited:
             add_inherited(self.add_argument_group("training, by transformers"), self.types)
             self.types |= inherited_types(self.types)
+            self.has_inherited = True
 
     def check_names(self, names: list[str]) -> None:
         if not set(names) <= set(self.options):
@@ -111,10 +118,8 @@ def with_default(text: str, default) -> str:
     """
     if default in (None, "", [], {}):
         return text
-    shown = (
-        default.value if isinstance(default, Enum) else str(default).lower() if isinstance(default, bool) else default
-    )
-    return f"{text} (default: {shown})"
+    shown = default.value if isinstance(default, Enum) else default
+    return f"{text} (default: {str(shown).lower() if isinstance(shown, bool) else shown})"
 
 
 class Values(NamedTuple):
