@@ -13,7 +13,7 @@ averaged over all heads. There are two positions at which to read the attention 
 
 Erasure: the source word without which the translated word becomes least likely, when the cross-attention cannot see
 it (Li et al. 2019, "On the Word Alignment from Neural Machine Translation", prediction difference). It depends on no
-layer or head, and is often better than any attention map. It decodes each pair once for every source word.
+layer or head, and can be better than any attention map. It decodes each pair once for every source word.
 
 The best position, layer and head differ from model to model, and a wrong choice can be worse than the diagonal.
 `best_map` selects them without aligned data: the map that agrees most with erasure on a sample of the pairs.
