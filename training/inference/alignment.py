@@ -8,12 +8,12 @@ averaged over all heads. There are two positions at which to read the attention 
 - "naive": the position at which the word is the decoder's output and not yet known. The last layer or the penultimate
   is often the best (Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models").
 - "shift": the position at which the word is the decoder's input (Chen et al. 2020, "Accurate Word Alignment Induction
-  from Neural Machine Translation", SHIFT-ATT). Needs lower layers of a deep decoder. In a decoder of two or three
-  layers, it is wrong in every layer.
+  from Neural Machine Translation", SHIFT-ATT). There, lower layers of a decoder of six work best. In the trained
+  models of two and three layers that this project measured, every layer is wrong.
 
 Erasure: the source word without which the translated word becomes least likely, when the cross-attention cannot see
 it (Li et al. 2019, "On the Word Alignment from Neural Machine Translation", prediction difference). It depends on no
-layer or head, and is often better than any attention map. It decodes each pair once for every source word.
+layer or head, and can be better than any attention map. It decodes each pair once for every source word.
 
 The best position, layer and head differ from model to model, and a wrong choice can be worse than the diagonal.
 `best_map` selects them without aligned data: the map that agrees most with erasure on a sample of the pairs.
