@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from huggingface_hub import file_exists, snapshot_download
@@ -45,7 +46,7 @@ def find_source(source: str, revision: str | None = None) -> Path:
 
 
 def recognise(folder: Path, formats: tuple[str, ...], wanted: str | None = None) -> str:
-    """Format of a checkpoint: the `model_type` of its configuration, or "npz" or "fairseq" for files of these toolkits.
+    """Format of a checkpoint: the `model_type` of its configuration, or that of a toolkit's own files.
 
     Args:
         folder (`Path`): The checkpoint.
@@ -93,7 +94,7 @@ def write_checked(conversion: Conversion, partial: Path, record: dict) -> tuple[
     agreement = compare(conversion.reference, conversion.model, batch, shut_out(conversion.reference))
     agreement.check(record["source"])
     conversion.model.save_pretrained(partial)
-    record = {**record, "checked_on": measured_on, **agreement._asdict()}
+    record = {**record, "checked_on": measured_on, **asdict(agreement)}
     (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return agreement, measured_on
 
