@@ -19,8 +19,9 @@ FORMATS = {
     "marian": "MarianMT of transformers, such as OPUS-MT",
     "fsmt": "FSMT of transformers, such as Facebook's models of WMT19",
     "npz": "Marian's own files: .npz, vocabularies .yml, decoder.yml",
+    "fairseq": "fairseq's own files, before 1.0: .pt, dict.LANGUAGE.txt",
 }
-READABLE = ("marian", "fsmt", "npz")
+READABLE = ("marian", "fsmt", "npz", "fairseq")
 WRITABLE = ("marian",)
 AS_TRAINED = ("marian", "npz")
 

@@ -184,7 +184,7 @@ def test_a_model_of_another_kind_is_named(kind, tmp_path, capsys):
         model = BartForConditionalGeneration(BartConfig(**small, encoder_attention_heads=2, decoder_attention_heads=2))
     model.save_pretrained(tmp_path / kind)
     assert convert(tmp_path / kind, tmp_path / "output") == 1
-    assert f"model_type: expected one of marian, fsmt, npz, vaswani, found '{kind}'" in error_of(capsys)
+    assert f"model_type: expected one of marian, fsmt, npz, fairseq, vaswani, found '{kind}'" in error_of(capsys)
     assert convert(tmp_path / kind, tmp_path / "output", "--from", "marian") == 1
     assert f"model_type: expected one of marian, found '{kind}'" in error_of(capsys)
 
@@ -192,10 +192,10 @@ def test_a_model_of_another_kind_is_named(kind, tmp_path, capsys):
 def test_what_is_missing_is_named(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert convert(tmp_path / "empty", tmp_path / "output") == 1
-    assert "expected a config.json or a Marian .npz, found neither" in error_of(capsys)
+    assert "expected a config.json, a .npz of Marian or a .pt of fairseq, found none" in error_of(capsys)
     (tmp_path / "empty" / "model.pt").touch()
     assert convert(tmp_path / "empty", tmp_path / "output") == 1
-    assert "a .pt of fairseq is a pickle" in error_of(capsys)
+    assert "model.pt" in error_of(capsys)
     assert convert(tmp_path / "empty" / "model.pt", tmp_path / "output") == 1
     assert "expected a folder or a Hub repository, found a file" in error_of(capsys)
     assert convert(tmp_path / "nowhere", tmp_path / "output") == 1

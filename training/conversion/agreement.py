@@ -57,7 +57,8 @@ def example_batch(
 ) -> dict[str, torch.Tensor]:
     """Padded `input_ids` and `attention_mask` of a few sentences; without a tokenizer, of random tokens."""
     if tokenizer is not None:
-        batch = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+        most = model.config.max_position_embeddings  # the other model's table may end there
+        batch = tokenizer(SENTENCES, return_tensors="pt", padding=True, truncation=True, max_length=most)
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
     config = model.config
     lengths = torch.tensor([3, 17, 24, 11, 16, 13, 5, 20])
@@ -89,11 +90,9 @@ def compare(
         batch (`dict`): From `example_batch`.
         ignored (`Collection[int]`): Tokens whose logits may differ, as neither model generates them.
         **search: Options of `generate()` for both; by default each has its own settings.
-
-    Raises:
-        ValueError: They disagree.
     """
-    search = {**search, "max_new_tokens": NEW_TOKENS, "max_length": None}
+    most = min(NEW_TOKENS, model.config.max_position_embeddings - 1)
+    search = {**search, "max_new_tokens": most, "max_length": None}
     if "length_penalty" in search:
         own = {**search, "length_penalty_form": "length", "max_extra_tokens": None}
     else:

@@ -16,6 +16,7 @@ from .agreement import Agreement, Conversion, compare, example_batch, shut_out
 
 RECORD = "converted_from.json"
 WEIGHTS = "model.safetensors"
+OWN_FILES = ("npz", "fairseq")  # formats without a configuration of transformers
 UNUSED = ["*/*", "*.h5", "*.msgpack", "*.ot"]  # other frameworks' weights
 
 
@@ -45,7 +46,7 @@ def find_source(source: str, revision: str | None = None) -> Path:
 
 
 def recognise(folder: Path, formats: tuple[str, ...], wanted: str | None = None) -> str:
-    """Format of a checkpoint: the `model_type` of its configuration, or "npz" for Marian's own files.
+    """Format of a checkpoint: the `model_type` of its configuration, or that of a toolkit's own files.
 
     Args:
         folder (`Path`): The checkpoint.
@@ -56,19 +57,18 @@ def recognise(folder: Path, formats: tuple[str, ...], wanted: str | None = None)
         ValueError: The format is unknown, or not the wanted one.
     """
     formats = formats if wanted is None else (wanted,)
-    if (folder / CONFIG).is_file() and wanted != "npz":
+    if (folder / CONFIG).is_file() and wanted not in OWN_FILES:
         kind = read_object(folder / CONFIG).get("model_type")
         if kind not in formats:
             raise ValueError(f"{folder / CONFIG}: model_type: expected one of {', '.join(formats)}, found {kind!r}.")
         return kind
+    if wanted is not None:
+        return wanted
     if any(folder.glob("*.npz")):
         return "npz"
     if any(folder.glob("*.pt")):
-        raise ValueError(
-            f"{folder}: a .pt of fairseq is a pickle. Convert it with transformers' convert_fsmt_original_pytorch_"
-            "checkpoint_to_pytorch.py where you trust it, then convert the FSMT checkpoint."
-        )
-    raise ValueError(f"{folder}: expected a {CONFIG} or a Marian .npz, found neither.")
+        return "fairseq"
+    raise ValueError(f"{folder}: expected a {CONFIG}, a .npz of Marian or a .pt of fairseq, found none.")
 
 
 def write_checked(conversion: Conversion, partial: Path, record: dict) -> tuple[Agreement, str]:
