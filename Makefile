@@ -21,9 +21,9 @@ demo: $(SETUP)
 	$(BIN)/hf-vaswani score --hypotheses demo/translations.de --references demo/data/test.de
 	@echo
 	@echo "Next: a sentence of your own, in words of demo/data; its attention; the model in the browser."
-	@echo "  echo 'The old man sleeps .' | $(BIN)/hf-vaswani translate --model demo/run/average"
-	@echo "  $(BIN)/hf-vaswani attention --model demo/run/average --source 'The old man sleeps .' --output demo/attention.html"
-	@echo "  $(BIN)/pip install --editable '.[demo]' && $(BIN)/hf-vaswani demo --model demo/run/average"
+	@echo "  echo 'The old man gives the child a book.' | $(BIN)/hf-vaswani translate --model demo/run/average"
+	@echo "  $(BIN)/hf-vaswani attention --model demo/run/average --source 'My friends can look at the dog.' --output demo/attention.html"
+	@echo "  $(BIN)/pip install --constraint constraints.txt --editable '.[demo]' && $(BIN)/hf-vaswani demo --model demo/run/average"
 
 # One process per core with one thread each. Stealing keeps the tests of a file, and their fixtures, in one process.
 test: $(DEV)
