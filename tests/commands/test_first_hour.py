@@ -15,12 +15,12 @@ pytestmark = pytest.mark.slow
 
 
 def run(command: str, folder: Path, environment: dict[str, str]) -> str:
-    """Run a line of a shell, and return what it prints on standard output."""
+    """Run a line of a shell, and return its output, or its standard error if the output is a file."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return done.stdout
+    return done.stderr if " > " in command else done.stdout
 
 
 @pytest.fixture(scope="module")

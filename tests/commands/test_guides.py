@@ -103,7 +103,9 @@ def files(pairs, tokenizer, tmp_path_factory) -> Path:
     demo = folder / "demo"
     (demo / "data").mkdir()
     shutil.copytree(folder / "runs" / "mine", demo / "run", dirs_exist_ok=True)
-    shutil.copy(folder / "test.de", demo / "data" / "test.de")
+    for lang in sides:
+        shutil.copy(folder / f"test.{lang}", demo / "data" / f"test.{lang}")
+    (demo / "data" / "test.align").write_text("0-0\n" * len(few), encoding="utf-8")
     shutil.copy(folder / "out.de", demo / "translations.de")
     # datasets takes a folder of that name for the data set of the Hub.
     wmt14 = folder / "wmt" / "wmt14"
@@ -273,8 +275,8 @@ def run_bash(block: Block, capsys) -> None:
 
 
 def run_line(line: str, place: str, capsys) -> None:
-    """Run a line of a shell: a command, or `echo TEXT | COMMAND`."""
-    words = shlex.split(line, comments=True)
+    """Run a line of a shell: a command, `echo TEXT | COMMAND` or `COMMAND > FILE`."""
+    words = shlex.split(line.partition(" > ")[0], comments=True)
     if words[:1] == ["echo"] and words[2] == "|":
         sys.stdin = io.TextIOWrapper(io.BytesIO(f"{words[1]}\n".encode()))
         words = words[3:]
