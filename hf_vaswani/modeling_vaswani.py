@@ -597,14 +597,6 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.output_bias)
         self.post_init()
 
-    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """As transformers' method, which leaves the bias of a tied projection at its old size."""
-        embeddings = super().resize_token_embeddings(*args, **kwargs)
-        if self.lm_head.bias is not None:
-            bias = self.lm_head.bias.data
-            self.lm_head.bias.data = F.pad(bias, (0, self.config.vocab_size - len(bias)))
-        return embeddings
-
     @can_return_tuple
     def forward(
         self,

@@ -14,7 +14,8 @@ from .running import run
 
 
 VASWANI = "vaswani"
-# Formats and what each is. The module of the same name in `conversion` has `read`, `write` or both.
+# Formats and what each is. The module of the same name in `conversion` has `read(folder) -> Conversion`,
+# `write(model, tokenizer, folder) -> Agreement` or both.
 FORMATS = {
     "marian": "MarianMT of transformers, such as OPUS-MT",
     "fsmt": "FSMT of transformers, such as Facebook's models of WMT19",

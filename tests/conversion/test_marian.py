@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -68,6 +69,26 @@ def test_search_settings_come_along():
     settings = from_marian(marian_model()).generation_config
     assert (settings.num_beams, settings.length_penalty, settings.max_length) == (6, 1.0, 64)
     assert (settings.length_penalty_form, settings.forced_eos_token_id) == ("length", 0)
+
+
+def test_a_checkpoint_in_the_form_of_opus_mt(tmp_path):
+    """A pickle of tensors with positions and every tied matrix, fields of earlier versions, search in two files."""
+    marian = marian_model()
+    torch.save(marian.state_dict(), tmp_path / "pytorch_model.bin")
+    earlier = {"add_bias_logits": False, "add_final_layer_norm": False, "normalize_before": False, "_num_labels": 3}
+    earlier |= {"normalize_embedding": False, "static_position_embeddings": True, "classif_dropout": 0.0}
+    search = {"bad_words_ids": [[PAD]], "num_beams": 6, "max_length": 64, "bos_token_id": 0}
+    fields = {**marian.config.to_dict(), "scale_embedding": True, **earlier, **search}
+    for name in ("decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings", "dtype"):
+        fields.pop(name, None)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    search |= {"renormalize_logits": True, "forced_eos_token_id": 0, "pad_token_id": PAD, "eos_token_id": 0}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**search, "decoder_start_token_id": PAD}))
+    model = read(tmp_path).model
+    assert (model.config.position_embedding, model.lm_head.bias[PAD].item()) == ("sinusoidal", SHUT)
+    batch = batch_for(marian)
+    assert relative_difference(marian, model, batch, without=(PAD,)) < 1e-5
+    assert translations(model, batch) == translations(marian, batch)
 
 
 def test_a_table_of_positions_is_kept(tmp_path):

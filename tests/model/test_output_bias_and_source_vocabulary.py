@@ -106,7 +106,7 @@ def test_the_fused_loss_and_its_gradients_equal_torchs(dtype):
         gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
         results.append((loss.detach(), gradients))
     (loss, gradients), (expected_loss, expected) = results
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=0)
     assert {"lm_head.bias", "model.shared.weight", "model.encoder.embed_tokens.weight"} <= gradients.keys()
     for name, gradient in gradients.items():

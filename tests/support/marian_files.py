@@ -84,9 +84,11 @@ def write_model(folder: Path, settings: dict = SETTINGS, arrays: dict | None = N
 
 
 def write_vocabulary(path: Path, tokens: list[str]) -> Path:
-    """As Marian does, one token a line."""
-    lines = [f"{json.dumps(token, ensure_ascii=False)}: {number}\n" for number, token in enumerate(tokens)]
-    path.write_text("".join(lines), encoding="utf-8")
+    """As Marian does, one token a line, in quotes where YAML needs them."""
+    quoted = [
+        token if token.isalnum() or token in "~1.0" or token[0] in "<▁" else json.dumps(token) for token in tokens
+    ]
+    path.write_text("".join(f"{token}: {number}\n" for number, token in enumerate(quoted)), encoding="utf-8")
     return path
 
 
