@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
-from ..inference.checkpoint_files import naming
+from ..inference.checkpoint_files import one_line_errors
 from .agreement import Conversion
 from .fields import check_equal, check_fields
 from .fsmt import from_fsmt
@@ -51,7 +51,7 @@ def read(folder: Path) -> Conversion:
     if len(paths) != 1:
         raise ValueError(f"{folder}: expected one .pt, found {', '.join(path.name for path in paths) or 'none'}.")
     path = paths[0]
-    with naming(path), torch.serialization.safe_globals([Namespace]):
+    with one_line_errors(path), torch.serialization.safe_globals([Namespace]):
         content = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(content, dict) or not isinstance(content.get("args"), Namespace) or "model" not in content:
         raise ValueError(
@@ -60,7 +60,7 @@ def read(folder: Path) -> Conversion:
         )
     settings = vars(content["args"])
     check_fields(path, settings, FIXED)
-    with naming(path):
+    with one_line_errors(path):
         check_equal(path, settings, SAME_IN_BOTH_STACKS)
         fsmt = _to_fsmt(settings, renamed(content["model"]))
     names = ("source_lang", "target_lang")
