@@ -37,6 +37,13 @@ FIXED = {
     **{"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
 }
 SAME_IN_BOTH_STACKS = ("attention_heads", "ffn_dim")
+SAME_FIELDS = (
+    *("d_model", "encoder_layers", "decoder_layers", "activation_function"),
+    *("dropout", "attention_dropout", "activation_dropout"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+)
+# The search in which a written model is compared: the nearest to the paper's that MarianMT has.
+COMPARED_SEARCH = {"num_beams": 4, "length_penalty": 1.0}
 
 
 def read(folder: Path, as_trained: bool = False) -> Conversion:
@@ -94,41 +101,32 @@ def from_marian(marian: MarianMTModel) -> VaswaniForConditionalGeneration:
     learned table, and biases that are all zero are left out."""
     config, stacks = marian.config, {"encoder": marian.model.encoder, "decoder": marian.model.decoder}
     search, is_padding_shut = _search(marian.generation_config)
-    has_table = any(not _has_sinusoids(stack.embed_positions) for stack in stacks.values())
-    weights = {
-        f"model.{stack}.{our_name(f'layers.{name}')}": weight
-        for stack, module in stacks.items()
-        for name, weight in module.layers.state_dict().items()
-    }
-    biases = [name for name in weights if name.endswith(ATTENTION_BIASES)]
-    has_biases = any(weights[name].any() for name in biases)
-    if not has_biases:
-        weights = {name: weight for name, weight in weights.items() if name not in biases}
-    weights["model.shared.weight"] = stacks["decoder"].embed_tokens.weight
-    if not config.share_encoder_decoder_embeddings:
-        weights["model.encoder.embed_tokens.weight"] = stacks["encoder"].embed_tokens.weight
-    if not has_table:
-        weights = reordered(weights, interleaved(config.d_model))
-    else:
+    weights = _weights(marian)
+    if has_table := not all(_has_sinusoids(stack.embed_positions) for stack in stacks.values()):
         weights |= {f"model.{name}.embed_positions.weight": s.embed_positions.weight for name, s in stacks.items()}
+    else:
+        weights = reordered(weights, interleaved(config.d_model))
     output_bias = marian.final_logits_bias[0].clone()
     if is_padding_shut:
         output_bias[config.pad_token_id] = SHUT
-    if has_output_bias := bool(output_bias.any()):
-        weights["lm_head.bias"] = output_bias
+    weights["lm_head.bias"] = output_bias
 
-    shared = config.share_encoder_decoder_embeddings
+    optional = {"attention_bias": ATTENTION_BIASES, "output_bias": ("lm_head.bias",)}
+    for field, ends in optional.items():
+        biases = [name for name in weights if name.endswith(ends)]
+        optional[field] = any(bool(weights[name].any()) for name in biases)
+        weights = {name: weight for name, weight in weights.items() if optional[field] or name not in biases}
+    is_shared = config.share_encoder_decoder_embeddings
     model = VaswaniForConditionalGeneration(
         VaswaniConfig(
-            vocab_size=config.vocab_size if shared else config.decoder_vocab_size,
-            source_vocab_size=None if shared else config.vocab_size,
+            vocab_size=config.vocab_size if is_shared else config.decoder_vocab_size,
+            source_vocab_size=None if is_shared else config.vocab_size,
             d_ff=config.encoder_ffn_dim,
             num_heads=config.encoder_attention_heads,
-            attention_bias=has_biases,
-            output_bias=has_output_bias,
             position_embedding="learned" if has_table else "sinusoidal",
             max_position_embeddings=len(stacks["decoder"].embed_positions.weight),
             layer_norm_eps=stacks["decoder"].layers[0].final_layer_norm.eps,
+            **optional,
             **{name: getattr(config, name) for name in SAME_FIELDS},
         )
     )
@@ -137,11 +135,18 @@ def from_marian(marian: MarianMTModel) -> VaswaniForConditionalGeneration:
     return model.eval()
 
 
-SAME_FIELDS = (
-    *("d_model", "encoder_layers", "decoder_layers", "activation_function"),
-    *("dropout", "attention_dropout", "activation_dropout"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
-)
+def _weights(marian: MarianMTModel) -> dict[str, torch.Tensor]:
+    """Layers and embeddings under our names."""
+    encoder, decoder = marian.model.encoder, marian.model.decoder
+    weights = {
+        f"model.{stack}.{our_name(f'layers.{name}')}": weight
+        for stack, module in (("encoder", encoder), ("decoder", decoder))
+        for name, weight in module.layers.state_dict().items()
+    }
+    weights["model.shared.weight"] = decoder.embed_tokens.weight
+    if not marian.config.share_encoder_decoder_embeddings:
+        weights["model.encoder.embed_tokens.weight"] = encoder.embed_tokens.weight
+    return weights
 
 
 def _has_sinusoids(positions: nn.Module) -> bool:
@@ -187,10 +192,6 @@ def write(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizer
         agreement = compare(written, model, example_batch(model, tokenizer), shut_out(written), **COMPARED_SEARCH)
         agreement.check(folder)
     return agreement
-
-
-# The search in which both models are compared: the nearest to the paper's that MarianMT has.
-COMPARED_SEARCH = {"num_beams": 4, "length_penalty": 1.0}
 
 
 def save(marian: MarianMTModel, folder: Path) -> None:
