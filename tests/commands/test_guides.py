@@ -26,6 +26,7 @@ from accelerate.commands.launch import launch_command_parser
 from packaging.requirements import Requirement
 from sacrebleu.dataset import DATASETS
 
+from support.foreign_models import marian_model
 from support.guides import PYPROJECT, Block, fenced_blocks
 from support.hub_client import connected
 from support.hub_server import Hub
@@ -39,6 +40,7 @@ from training.trainer.command_line import load_recipe
 
 
 TOKEN = "hf_secretOfUser"
+OTHER_TOKEN = "hf_secretOfOther"
 MODELS = ("M", "M1", "M2", "M3", "demo/run/average")
 OPTIONAL = {"curves": "matplotlib"}
 
@@ -65,10 +67,13 @@ BLOCKS = [block for guide in GUIDES for block in fenced_blocks(guide)]
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory, tokenizer):
-    """A Hub that has user/model."""
-    with Hub({TOKEN: "user"}) as hub, connected(hub, TOKEN, tmp_path_factory.mktemp("cache")):
+    """A Hub that has user/model and the MarianMT models that the guides name."""
+    users = {TOKEN: "user", OTHER_TOKEN: "Helsinki-NLP"}
+    with Hub(users) as hub, connected(hub, TOKEN, tmp_path_factory.mktemp("cache")):
         noisy_translator(tokenizer, max_extra_tokens=3).push_to_hub("user/model")
         tokenizer.push_to_hub("user/model")
+        marian_model(vocab_size=len(tokenizer)).push_to_hub("Helsinki-NLP/opus-mt-en-de", token=OTHER_TOKEN)
+        tokenizer.push_to_hub("Helsinki-NLP/opus-mt-en-de", token=OTHER_TOKEN)
         yield hub
     assert hub.failures == []
 
@@ -205,6 +210,8 @@ def run_hf_vaswani(words: list[str], capsys) -> None:
     if command == "train":
         assert (output / "model.safetensors").is_file()
         assert json.loads((output / "trainer_state.json").read_text())["global_step"] == 5
+    elif command == "convert":
+        assert "checked on" in printed.out and any(Path(options[1]).iterdir())
     elif places := [place for place, word in enumerate(options) if word in ("--output", "--write-space")]:
         output = Path(options[places[0] + 1])
         assert any(output.iterdir()) if output.is_dir() else output.stat().st_size > 1

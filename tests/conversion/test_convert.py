@@ -14,6 +14,7 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     MarianMTModel,
+    MarianTokenizer,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -21,8 +22,10 @@ from transformers import (
 from support.foreign_models import fsmt_model, marian_model, padded_batch, relative_difference, translations
 from support.marian_files import write_folder
 from support.models import new_model
+from support.sentencepiece_models import write_json, write_marian
 from training.cli import main
 from training.conversion import agreement, marian
+from training.demo_data import generate_pairs
 
 
 def error_of(capsys) -> str:
@@ -43,6 +46,35 @@ def opus(tmp_path_factory, tokenizer):
     marian_model(source_vocab_size=len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize("is_complete", [True, False], ids=["", "a vocabulary that lacks a piece"])
+def test_text_is_translated_as_by_the_original_from_its_sentencepiece_files(is_complete, tmp_path, capsys):
+    """A piece without an id is `<unk>` to MarianTokenizer; the converted encoder has a row of its own for it."""
+    folder, lines = tmp_path / "opus", [pair[0] for pair in generate_pairs(300)]
+    folder.mkdir()
+    write_marian(folder, lines, [pair[1] for pair in generate_pairs(300)])
+    if not is_complete:
+        ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        tokens = [token for token in sorted(ids, key=ids.get) if token != "▁the"]
+        write_json(folder / "vocab.json", {token: i for i, token in enumerate(tokens)})
+    original = MarianTokenizer.from_pretrained(folder)
+    marian = marian_model(vocab_size=len(original))
+    marian.save_pretrained(folder)
+    assert convert(folder, tmp_path / "converted") == 0
+    printed = capsys.readouterr().out
+    assert "8 of 8 translations are equal" in printed and "Tokenizer converted" in printed
+    config = json.loads((tmp_path / "converted" / "config.json").read_text(encoding="utf-8"))
+    assert (config["source_vocab_size"] is None) == is_complete
+
+    (tmp_path / "in.en").write_text("".join(f"{line}\n" for line in lines[:20]), encoding="utf-8")
+    words = ["--model", str(tmp_path / "converted"), "--input", str(tmp_path / "in.en")]
+    assert main(["translate", *words, "--output", str(tmp_path / "out")]) == 0
+    expected = [
+        original.decode(marian.generate(**original(line, return_tensors="pt"))[0], skip_special_tokens=True)
+        for line in lines[:20]
+    ]
+    assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == expected
 
 
 def test_a_marian_checkpoint_becomes_an_ordinary_one(opus, tmp_path, capsys):

@@ -35,14 +35,18 @@ def _stacks(layers: int, heads: int, d_ff: int) -> dict:
 
 
 def marian_model(
-    source_vocab_size: int | None = None, size: dict = SMALL, noise: float = 0.1, **fields
+    source_vocab_size: int | None = None,
+    size: dict = SMALL,
+    noise: float = 0.1,
+    vocab_size: int = VOCABULARY,
+    **fields,
 ) -> MarianMTModel:
     """As OPUS-MT's checkpoints are: padding is the last token, starts the target, and is forbidden."""
-    pad = VOCABULARY - 1
+    pad = vocab_size - 1
     torch.manual_seed(0)
     config = MarianConfig(
-        vocab_size=source_vocab_size or VOCABULARY,
-        decoder_vocab_size=VOCABULARY,
+        vocab_size=source_vocab_size or vocab_size,
+        decoder_vocab_size=vocab_size,
         share_encoder_decoder_embeddings=source_vocab_size is None,
         d_model=size["d_model"],
         **{**_stacks(size["layers"], size["heads"], size["d_ff"]), "activation_function": "swish", **fields},

@@ -81,6 +81,7 @@ def compare(
     model: VaswaniForConditionalGeneration,
     batch: dict[str, torch.Tensor],
     ignored: Collection[int] = (),
+    source_rows: list[int] | None = None,
     **search,
 ) -> Agreement:
     """Compare the logits and the best translations of two models.
@@ -89,6 +90,7 @@ def compare(
         reference (`PreTrainedModel`), model (`VaswaniForConditionalGeneration`): In evaluation mode.
         batch (`dict`): From `example_batch`.
         ignored (`Collection[int]`): Tokens whose logits may differ, as neither model generates them.
+        source_rows (`list[int]`, *optional*): The reference's source token for each of the model's, if they differ.
         **search: Options of `generate()` for both; by default each has its own settings.
     """
     most = min(NEW_TOKENS, model.config.max_position_embeddings - 1)
@@ -97,15 +99,18 @@ def compare(
         own = {**search, "length_penalty_form": "length", "max_extra_tokens": None}
     else:
         own = search
-    expected = reference.generate(**batch, **search)
+    read = batch if source_rows is None else {**batch, "input_ids": torch.tensor(source_rows)[batch["input_ids"]]}
+    expected = reference.generate(**read, **search)
     found = model.generate(**batch, **own)
     pad = model.config.pad_token_id
     equal = sum(_without_padding(one, pad) == _without_padding(other, pad) for one, other in zip(expected, found))
 
-    inputs = {**batch, "decoder_input_ids": expected, "use_cache": False}
+    inputs = {"decoder_input_ids": expected, "use_cache": False}
     written = expected[:, 1:] != pad  # behind the start token, which may be padding
     kept = torch.cat((torch.ones_like(written[:, :1]), written), dim=1)
-    logits, own_logits = (each(**inputs).logits.float()[kept] for each in (reference, model))
+    logits, own_logits = (
+        each(**given, **inputs).logits.float()[kept] for each, given in ((reference, read), (model, batch))
+    )
     others = [token for token in range(logits.shape[-1]) if token not in ignored] if ignored else slice(None)
     logits, own_logits = logits[:, others], own_logits[:, others]
     difference = (logits - own_logits).abs().max() / logits.abs().max()

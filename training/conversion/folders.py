@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ..inference.checkpoint_files import CONFIG, read_object
 from ..inference.loading import check_vocabulary
 from .agreement import Agreement, Conversion, compare, example_batch, shut_out
+from .tokenizer_files import one_fast_tokenizer, with_source_rows
 
 
 RECORD = "converted_from.json"
@@ -71,32 +72,41 @@ def recognise(folder: Path, formats: tuple[str, ...], wanted: str | None = None)
     raise ValueError(f"{folder}: expected a {CONFIG}, a .npz of Marian or a .pt of fairseq, found none.")
 
 
-def write_checked(conversion: Conversion, partial: Path, record: dict) -> tuple[Agreement, str]:
+def write_checked(conversion: Conversion, folder: Path, partial: Path, record: dict) -> tuple[Agreement, str, str]:
     """Write a converted model as a checkpoint, and compare it with the original one.
 
     Args:
         conversion (`Conversion`): Model, reference and tokenizer files.
+        folder (`Path`): The original checkpoint.
         partial (`Path`): Empty folder to write into.
         record (`dict`): Origin of the model, for `converted_from.json`, which also gets the agreement.
 
     Returns:
-        The agreement, and what it was measured on.
+        The agreement, what it was measured on, and what became of the tokenizer.
 
     Raises:
         ValueError: The models disagree, or the tokenizer does not fit.
     """
-    for name, content in conversion.tokenizer_files.items():
-        (partial / name).write_bytes(content)
-    tokenizer, measured_on = _load_tokenizer(partial, bool(conversion.tokenizer_files))
+    model, rows = conversion.model, None
+    tokenizer, report, outcome = one_fast_tokenizer(folder)
     if tokenizer is not None:
-        check_vocabulary(record["source"], conversion.model, tokenizer)
-    batch = example_batch(conversion.model, tokenizer)
-    agreement = compare(conversion.reference, conversion.model, batch, shut_out(conversion.reference))
+        tokenizer.save_pretrained(partial)
+        if (rows := report.source_rows) is not None:
+            model = with_source_rows(model, rows)
+        measured_on = "text"
+    else:
+        for name, content in conversion.tokenizer_files.items():
+            (partial / name).write_bytes(content)
+        tokenizer, measured_on = _load_tokenizer(partial, bool(conversion.tokenizer_files))
+    if tokenizer is not None:
+        check_vocabulary(record["source"], model, tokenizer)
+    batch = example_batch(model, tokenizer)
+    agreement = compare(conversion.reference, model, batch, shut_out(conversion.reference), rows)
     agreement.check(record["source"])
-    conversion.model.save_pretrained(partial)
-    record = {**record, "checked_on": measured_on, **asdict(agreement)}
-    (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return agreement, measured_on
+    model.save_pretrained(partial)
+    record = {**record, "checked_on": measured_on, "tokenizer": outcome, **asdict(agreement)}
+    (partial / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return agreement, measured_on, outcome
 
 
 def _load_tokenizer(folder: Path, has_files: bool) -> tuple[PreTrainedTokenizerBase | None, str]:

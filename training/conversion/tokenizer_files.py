@@ -1,10 +1,19 @@
-"""Files of another toolkit's tokenizer, kept beside converted weights."""
+"""Tokenizers of other toolkits: a fast one in their place, or their files, kept beside converted weights."""
 
 import json
 from pathlib import Path
 
-from ..inference.checkpoint_files import TOKENIZER_CONFIG, TOKENIZER_FILES, read_object
+import torch
+from transformers import PreTrainedTokenizerFast
 
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+
+from ..inference.checkpoint_files import TOKENIZER_CONFIG, TOKENIZER_FILES, read_object
+from .agreement import SENTENCES
+from .tokenizers import TokenizerReport, convert_tokenizer
+
+
+CONVERTIBLE = ("source.spm", "merges.txt")  # each in the folders of one kind of tokenizer
 
 ORIGINALS = (
     "source.spm",
@@ -37,3 +46,38 @@ def tokenizer_files(folder: Path, tokenizer_class: str, **vocabularies: dict[str
     settings = read_object(folder / TOKENIZER_CONFIG) if TOKENIZER_CONFIG in files else {}
     settings = {"tokenizer_class": tokenizer_class, **settings}
     return {**files, TOKENIZER_CONFIG: json.dumps(settings, indent=2, ensure_ascii=False).encode("utf-8")}
+
+
+def one_fast_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast | None, TokenizerReport | None, str]:
+    """Convert the tokenizer of a checkpoint to one that needs no other package.
+
+    Returns:
+        The tokenizer and its report, or `None` for both if the original's files have to be kept; and what was found.
+    """
+    if not any((folder / name).is_file() for name in CONVERTIBLE):
+        return None, None, "kept as it is"
+    try:
+        tokenizer, report = convert_tokenizer(folder, SENTENCES, SENTENCES, own_source_rows=True)
+    except (ImportError, ValueError) as error:
+        return None, None, f"kept as it is: {error}"
+    found = f"{report.lines}; {report.hard_strings}; {report.decoded}"
+    if report.lines.different or report.decoded.different:
+        return None, None, f"kept as it is: {found}"
+    return tokenizer, report, f"converted: {found}"
+
+
+@torch.no_grad()
+def with_source_rows(model: VaswaniForConditionalGeneration, rows: list[int]) -> VaswaniForConditionalGeneration:
+    """The same model for a tokenizer whose source tokens are other ones.
+
+    Args:
+        model (`VaswaniForConditionalGeneration`): Model of the original tokenizer.
+        rows (`list[int]`): The original source token for each token of the new one.
+    """
+    weights = {**model.state_dict()}
+    weights["model.encoder.embed_tokens.weight"] = weights["model.encoder.embed_tokens.weight"][rows]
+    config = VaswaniConfig(**{**model.config.to_diff_dict(), "source_vocab_size": len(rows)})
+    converted = VaswaniForConditionalGeneration(config)
+    converted.load_state_dict(weights)
+    converted.generation_config = model.generation_config
+    return converted.eval()
