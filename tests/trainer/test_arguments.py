@@ -232,9 +232,9 @@ def test_paths_hold_environment_variables(monkeypatch):
         expand("$NOT_SET_HERE/a.en")
 
 
-def test_the_readmes_recipe_is_valid(tmp_path):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (recipe,) = re.findall(r"```yaml\n(.*?)```", readme, flags=re.DOTALL)
+def test_the_guides_recipe_is_valid(tmp_path):
+    guide = (ROOT / "training" / "README.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
     (tmp_path / "mine.yaml").write_text(recipe, encoding="utf-8")
     model, data, training = parse_arguments(["--config", str(tmp_path / "mine.yaml")])
     assert (model.vocab_size, data.train_files, training.parts_per_update) == (16000, ["train.en", "train.de"], 8)

@@ -102,7 +102,7 @@ def test_lines_are_above_the_bar(data, tmp_path, monkeypatch):
 
     def save_and_warn(self, *args):
         save(self, *args)
-        logging.getLogger("anywhere").warning("a warning")
+        logging.getLogger("training.anywhere").warning("a warning")
 
     monkeypatch.setattr(VaswaniTrainer, "_save_checkpoint", save_and_warn)
     terminal = open_terminal(monkeypatch)

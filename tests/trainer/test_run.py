@@ -574,7 +574,7 @@ def test_two_processes_train_like_one_that_accumulates(tmp_path, data):
     assert main(train_argv(data, tmp_path / "one", *more)) == 0
     done = launch_two(["-m", "training.train", *train_argv(data, tmp_path / "two", *more)[1:]])
     assert done.returncode == 0, done.stderr
-    assert "(2 devices x 1 batches)" in done.stderr
+    assert "in 1 batch on 2 devices" in done.stderr
 
     one, two = (
         json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"] for run in ("one", "two")
