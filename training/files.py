@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -157,6 +158,32 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically, in UTF-8; see `written_whole`."""
     with written_whole(path) as file:
         file.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def folder_written_whole(path: Path) -> Iterator[Path]:
+    """Context that yields a new folder, and moves it to `path` atomically if the context ends without an error.
+
+    If the process is killed, `path` is as it was before, or the complete new folder.
+
+    Args:
+        path (`Path`): Folder to write: a new or an empty one. Missing parents are created.
+
+    Raises:
+        FileExistsError: `path` is something else.
+    """
+    if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
+        raise FileExistsError(f"{path}: expected a new name or an empty folder.")
+    partial = _temporary_path(path)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for file in (file for file in partial.rglob("*") if file.is_file()):
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+        partial.rename(path)  # fails if the folder has been filled meanwhile
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def save_whole(figure: "Figure", path: Path, dpi: int) -> None:
