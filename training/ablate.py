@@ -18,16 +18,17 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
-from .ablation.experiment import OURS, Ablation
-from .ablation.rows import named_rows
-from .ablation.table import write_table
 from .files import check_output_folder
 from .options import positive
-from .trainer.arguments import packaged_recipes
+from .trainer.packaged_recipes import packaged_recipes
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Split the command line into the arguments of this command and the argument list of `hf-vaswani train`."""
+# Arguments of `hf-vaswani train` that this command sets itself.
+OURS = ("model", "output_dir", "seed", "resume", "average", "average_count", "tokenizer_from", "config")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani ablate`."""
     parser = argparse.ArgumentParser(
         prog="hf-vaswani ablate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,6 +61,12 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--table-only", action="store_true", help="write the table of the finished runs without training"
     )
     parser.usage = parser.format_usage().removeprefix("usage: ").strip() + " [-- more fields of hf-vaswani train]"
+    return parser
+
+
+def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Split the command line into the arguments of this command and the argument list of `hf-vaswani train`."""
+    parser = make_parser()
     end = argv.index("--") if "--" in argv else len(argv)
     args, train_argv = parser.parse_args(argv[:end]), argv[end + 1 :]
     if args.config is None and not args.table_only:
@@ -73,10 +80,15 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani ablate`."""
-    args, train_argv = _parse(sys.argv[1:] if argv is None else argv)
+    args, train_argv = parse_arguments(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     check_output_folder(args.output)
     folder = Path(args.output)
+
+    from .ablation.experiment import Ablation
+    from .ablation.rows import named_rows
+    from .ablation.table import write_table
+
     if not args.table_only:
         rows = named_rows(args.rows)
         ablation = Ablation(train_argv, folder, args.scale, args.average_last)

@@ -4,26 +4,20 @@ import argparse
 import logging
 import sys
 
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
-
 from .data.readers import read_parallel
-from .inference import alignment
-from .inference.loading import DTYPES, load_checkpoint
-from .options import add_trust, positive
+from .inference.choices import METHODS
+from .options import add_dtype, add_trust, positive
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`hf-vaswani align`."""
-    parser = argparse.ArgumentParser(
-        prog="hf-vaswani align", description=alignment.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani align`."""
+    parser = argparse.ArgumentParser(prog="hf-vaswani align", description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
     parser.add_argument("--sources", required=True, help="text file with one sentence per line, plain or .gz")
     parser.add_argument("--translations", required=True, help="file of translations, parallel to --sources")
     parser.add_argument(
         "--method",
-        choices=alignment.METHODS,
+        choices=METHODS,
         default="shift",
         help="position of a target word at which to read its attention: shift, where the word is the decoder's input; "
         "naive, where it is the decoder's output; both, the sum of the two (default: %(default)s)",
@@ -37,13 +31,23 @@ def main(argv: list[str] | None = None) -> None:
         "--head", type=positive, help="head of --layer, counted from 1 (default: the mean of its heads)"
     )
     parser.add_argument("--batch-tokens", type=positive, default=4096, help="tokens per batch (default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)"
-    )
+    add_dtype(parser)
     add_trust(parser)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`hf-vaswani align`."""
+    args = make_parser().parse_args(argv)
     translations, groups = read_parallel(args.translations, [args.sources])
     sources = [group[0] for group in groups]
+
+    from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from .inference import alignment
+    from .inference.loading import load_checkpoint
+
     model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
     logging.basicConfig(format="%(message)s")
     alignment.logger.setLevel(logging.INFO)

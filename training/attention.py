@@ -5,8 +5,7 @@ import argparse
 from pathlib import Path
 
 from .files import PICTURES, check_output, write_whole
-from .inference.attention_maps import TITLES, attention_maps, attention_page, draw_attention
-from .inference.loading import load_checkpoint
+from .inference.choices import TITLES
 from .options import add_trust, positive
 
 
@@ -15,8 +14,8 @@ def head_number(text: str) -> int | str:
     return text if text in ("mean", "all") else positive(text)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`hf-vaswani attention`."""
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani attention`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani attention", description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
     parser.add_argument("--source", required=True, help="source sentence")
@@ -38,11 +37,21 @@ def main(argv: list[str] | None = None) -> None:
         help="head, counted from 1, or mean, or all for a grid in a picture (default: %(default)s)",
     )
     add_trust(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`hf-vaswani attention`."""
+    parser = make_parser()
     args = parser.parse_args(argv)
     output = Path(args.output)
     if output.suffix not in (".html", *PICTURES):
         parser.error(f"--output {output}: must end in .html, {', '.join(PICTURES)}")
     check_output(output, [args.model])
+
+    from .inference.attention_maps import attention_maps, attention_page, draw_attention
+    from .inference.loading import load_checkpoint
+
     checkpoint = load_checkpoint(args.model, trust_remote_code=args.trust_remote_code)
     attention = attention_maps(*checkpoint, args.source, args.target)
     if output.suffix == ".html":

@@ -4,30 +4,35 @@ import argparse
 from pathlib import Path
 
 from .files import check_output_folder
-from .options import add_trust
-from .trainer.averaging import average, last_checkpoints
+from .options import add_trust, positive
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`hf-vaswani average`."""
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani average`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani average", description=__doc__)
     selection = parser.add_mutually_exclusive_group(required=True)
     selection.add_argument("--run", help="folder of a run whose last checkpoints to average")
     selection.add_argument("--checkpoints", nargs="+", help="checkpoint folders to average")
     parser.add_argument(
         "--last",
-        type=int,
+        type=positive,
         default=5,
         help="number of checkpoints of --run to average; the paper averages 5, and 20 for big (default: %(default)s)",
     )
     parser.add_argument("--output", required=True, help="checkpoint folder to write")
     add_trust(parser)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`hf-vaswani average`."""
+    args = make_parser().parse_args(argv)
     check_output_folder(args.output)
+
+    from .trainer.averaging import average, last_checkpoints
+
     checkpoints = args.checkpoints
     if args.run:
-        if args.last < 1:
-            parser.error(f"--last must be at least 1, got {args.last}")
         checkpoints = last_checkpoints(args.run, args.last)
     average(checkpoints, args.output, trust_remote_code=args.trust_remote_code)
     print(f"{args.output}: mean of " + ", ".join(Path(folder).name for folder in checkpoints))

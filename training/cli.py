@@ -1,6 +1,6 @@
 """Entry point of `hf-vaswani COMMAND ...`. Each command is the module of the same name."""
 
-import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _raised_by_project(error: Exception) -> bool:
     """Return `True` if code of this project raised the error, as a message for the user, and `False` for a library."""
-    folders = {Path(__file__).parent, Path(importlib.import_module("hf_vaswani").__file__).parent}
+    folders = {Path(__file__).parent, Path(importlib.util.find_spec("hf_vaswani").origin).parent}
     return not folders.isdisjoint(Path(traceback.extract_tb(error.__traceback__)[-1].filename).parents)
 
 

@@ -294,15 +294,20 @@ def write_demo_data(
     return files
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`hf-vaswani demo-data`."""
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani demo-data`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani demo-data", description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="folder for the .en and .de files of train, val and test")
     parser.add_argument("--train", type=int, default=20_000, help="training pairs (%(default)s)")
     parser.add_argument("--val", type=int, default=500, help="validation pairs (%(default)s)")
     parser.add_argument("--test", type=int, default=500, help="test pairs (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`hf-vaswani demo-data`."""
+    args = make_parser().parse_args(argv)
     for split, paths in write_demo_data(args.folder, args.train, args.val, args.test, args.seed).items():
         print(f"{split}: {paths[0]}, {paths[1]}")
 

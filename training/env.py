@@ -5,9 +5,6 @@ import os
 import platform
 import sys
 
-import torch
-
-from .hardware import cores, device_name
 from .versions import OWN, version
 
 
@@ -20,6 +17,10 @@ GIB = 2**30
 
 def environment() -> dict[str, str]:
     """Names and values of the properties of this environment that results can depend on, in report order."""
+    import torch
+
+    from .hardware import cores, device_name
+
     facts = {OWN: version(OWN)}
     facts["Python"] = f"{platform.python_version()} ({platform.python_implementation()})"
     facts["operating system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
@@ -33,22 +34,27 @@ def environment() -> dict[str, str]:
 
 def accelerators() -> list[str]:
     """Descriptions of the accelerators that PyTorch sees, with their memory where it is known."""
+    import torch
+
+    from .hardware import device_name
+
     if not torch.accelerator.is_available():
         return []
     kind = torch.accelerator.current_accelerator().type
     devices = [torch.device(kind, index) for index in range(torch.accelerator.device_count())]
-    return [f"{device}: {device_name(device)}{_memory(device)}" for device in devices]
+    memory = [torch.cuda.get_device_properties(device).total_memory if kind == "cuda" else None for device in devices]
+    sizes = ["" if size is None else f", {size / GIB:.0f} GiB" for size in memory]
+    return [f"{device}: {device_name(device)}{size}" for device, size in zip(devices, sizes)]
 
 
-def _memory(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    return f", {torch.cuda.get_device_properties(device).total_memory / GIB:.0f} GiB"
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani env`."""
+    return argparse.ArgumentParser(prog="hf-vaswani env", description=__doc__)
 
 
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani env`."""
-    argparse.ArgumentParser(prog="hf-vaswani env", description=__doc__).parse_args(argv)
+    make_parser().parse_args(argv)
     facts = environment()
     width = max(map(len, facts))
     sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))

@@ -89,6 +89,11 @@ def is_stream(file: str | Path) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
+def partial_files(output: str) -> tuple[Path, Path]:
+    """Paths of the partial file of an output and of its record."""
+    return Path(f"{output}.partial"), Path(f"{output}.partial.json")
+
+
 def _kind(path: Path) -> str:
     return "FIFO" if path.is_fifo() else "socket" if path.is_socket() else "device"
 

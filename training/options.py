@@ -4,6 +4,9 @@ import argparse
 import math
 
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+
+
 def positive(text: str) -> int:
     """Parse an integer of at least 1."""
     if int(text) < 1:
@@ -38,4 +41,11 @@ def add_trust(parser: argparse._ActionsContainer) -> None:
         "--trust-remote-code",
         action="store_true",
         help="run the Python code that a foreign model or tokenizer brings along (default: refuse it)",
+    )
+
+
+def add_dtype(parser: argparse._ActionsContainer) -> None:
+    """Add `--dtype`, the data type in which a command computes."""
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)"
     )

@@ -8,18 +8,12 @@ import argparse
 import re
 from pathlib import Path
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-
-from .evaluation.test_sets import read_texts
 from .files import check_output, check_output_folder
 from .options import above_zero, add_trust
-from .publishing.hub import CARD, EvaluationSet, publish, write_card_only
-from .publishing.model_card import CURVES, CardOptions
-from .publishing.scores import read_report
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani publish`."""
     parser = argparse.ArgumentParser(
         prog="hf-vaswani publish", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -65,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def repository(text: str) -> str:
     """Parse the name of a repository on the Hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         validate_repo_id(text)
     except HFValidationError:
@@ -87,18 +84,18 @@ def _test_name(file: str) -> str:
     return Path(file).name.removesuffix(".gz").split(".")[0]
 
 
-def _check_card(args: argparse.Namespace) -> None:
-    """Raise OSError or ValueError if the card or its picture cannot or must not be written."""
+def _check_card(args: argparse.Namespace, names: tuple[str, ...]) -> None:
+    """Raise OSError or ValueError if one of the files, the card and its picture, cannot or must not be written."""
     folder = Path(args.card_only or args.checkpoint)
     check_output_folder(folder, "--card-only")
     inputs = [args.checkpoint, args.recipe, args.test_sources, *(args.test_references or [])]
-    for name in (CARD, CURVES) if folder.is_dir() else ():
+    for name in names if folder.is_dir() else ():
         check_output(folder / name, [*inputs, *args.baseline, *args.scores], "--card-only")
 
 
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani publish`."""
-    parser = _parser()
+    parser = make_parser()
     args = parser.parse_args(argv)
     if args.repo is None and args.card_only is None:
         parser.error("give --repo or --card-only")
@@ -106,8 +103,14 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--test-sources and --test-references must be given together")
     if args.baseline and not args.test_sources:
         parser.error("--baseline needs --test-sources")
+
+    from .evaluation.test_sets import read_texts
+    from .publishing.hub import CARD, EvaluationSet, publish, write_card_only
+    from .publishing.model_card import CURVES, CardOptions
+    from .publishing.scores import read_report
+
     if args.card_only is not None:
-        _check_card(args)
+        _check_card(args, (CARD, CURVES))
     names = ("license", "languages", "datasets", "run", "recipe", "hardware", "watts", "example")
     card_options = CardOptions(**{name: vars(args)[name] for name in names})
     card_options.reports = {Path(file).stem: read_report(file) for file in args.scores}

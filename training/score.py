@@ -5,106 +5,14 @@ tests differences from other systems for significance. --by-length and --example
 """
 
 import argparse
-from pathlib import Path
 
-from sacrebleu.metrics.base import Metric
-from tqdm import tqdm
-
-from .evaluation.comet import DEFAULT_MODEL, comet, find_comet
-from .evaluation.compound_split import LANGUAGES
-from .evaluation.metrics import (
-    DEFAULT_METRICS,
-    METRICS,
-    TOKENIZERS,
-    MetricScore,
-    build_metrics,
-    by_length,
-    compare,
-    examples,
-    measure,
-    seeded,
-)
-from .evaluation.perplexity import perplexities
-from .evaluation.report import Report, as_json, as_text
-from .evaluation.test_sets import Texts, named_test_set, read_texts, target_language
-from .files import check_output, write_whole
-from .inference.loading import DTYPES, load_checkpoint
-from .inference.translation import translate
-from .options import add_trust, positive
+from .evaluation.choices import COMET_MODEL, DEFAULT_METRICS, LANGUAGES, METRICS, TOKENIZERS
+from .files import check_output
+from .options import add_dtype, add_trust, positive
 
 
-LENGTH_BOUNDS = [10, 20, 30, 40, 50]
-
-
-def evaluate_files(args: argparse.Namespace) -> Report:
-    """Compute everything that the options of `hf-vaswani score` request.
-
-    Raises:
-        DataError: A file is malformed, not parallel to the others, or has empty references. The message names the
-            file and the line.
-        OSError: A file, model or test set, or COMET, is not available.
-        ValueError: Compound-split BLEU does not support the language of the test set.
-    """
-    # Invalid metrics and a missing COMET fail here, before the work begins.
-    metrics = _metrics(args, warn=True)
-    if args.comet:
-        find_comet(args.comet_program)
-    texts, extra = _read(args), []
-    if args.model:
-        extra += _use_model(args, texts)
-    if args.comet:
-        extra.append(comet(texts, args.comet, args.comet_program, args.bootstrap))
-    hypotheses, references = texts.hypotheses, texts.references
-    report = Report(
-        system=(args.hypotheses or args.model) + (f" on {args.test_set}" if args.test_set else ""),
-        sentences=len(hypotheses),
-        empty=sum(not text.strip() for text in hypotheses),
-        figures=measure(metrics, hypotheses, references, args.bootstrap) + extra,
-    )
-    samples = {"bootstrap": args.paired_bootstrap, "randomization": args.paired_randomization}
-    for baseline in texts.baselines:
-        report.comparisons += compare(_metrics(args), hypotheses, baseline, references, samples)
-    if args.by_length is not None:
-        report.length_of = "sources" if texts.sources else "first references"
-        lengths = [len(text.split()) for text in texts.sources or references[0]]
-        report.buckets = by_length(_metrics(args), hypotheses, references, lengths, args.by_length or LENGTH_BOUNDS)
-    if args.examples:
-        report.examples_by = {"bleu": "sentence BLEU", "chrf": "chrF"}[args.examples_by]
-        report.worst, report.best = examples(hypotheses, references, args.examples, args.examples_by, texts.sources)
-    return report
-
-
-def _read(args: argparse.Namespace) -> Texts:
-    sources, references = args.sources, args.references
-    if args.test_set:
-        test_sources, references = named_test_set(args.test_set)
-        sources = sources or test_sources
-    return read_texts(args.hypotheses, references, sources, args.baseline)
-
-
-def _use_model(args: argparse.Namespace, texts: Texts) -> list[MetricScore]:
-    """Compute the model's perplexity of the references, and translate the sources unless translations are given."""
-
-    model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
-    if texts.hypotheses is None:
-        with tqdm(total=len(texts.sources), unit=" sentences", desc="Translating") as progress:
-            translations = translate(model, tokenizer, texts.sources, args.batch_tokens, progress)
-        texts.hypotheses = [text.replace("\n", " ") for text in translations]
-        if args.output:  # write the translations now, because later steps may fail
-            write_whole(Path(args.output), "".join(f"{text}\n" for text in texts.hypotheses))
-    options = {"n_bootstrap": args.bootstrap, "batch_tokens": args.batch_tokens, "name": args.model}
-    return perplexities(model, tokenizer, texts.sources, texts.references, **options)
-
-
-def _metrics(args: argparse.Namespace, warn: bool = False) -> dict[str, Metric]:
-    """Build new metrics for each use, because those of sacreBLEU keep the intervals of an earlier use."""
-    tokenize = ("none",) if args.tokenized else tuple(args.tokenize or [None])
-    target = target_language(args.test_set) if args.test_set else ""
-    language = None if args.tokenized else args.language or target or "de"
-    return build_metrics(tuple(args.metrics), tokenize, args.lowercase, language, target, warn)
-
-
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani score`."""
     parser = argparse.ArgumentParser(
         prog="hf-vaswani score", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     metrics.add_argument(
         "--comet",
         nargs="?",
-        const=DEFAULT_MODEL,
+        const=COMET_MODEL,
         help="report COMET, computed by this COMET model (%(const)s if no model is given)",
     )
     metrics.add_argument(
@@ -161,9 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--markdown", action="store_true", help="print Markdown")
     other.add_argument("--batch-tokens", type=positive, default=4096, help="tokens per batch (default: %(default)s)")
-    other.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)"
-    )
+    add_dtype(other)
     return parser
 
 
@@ -236,11 +142,16 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani score`."""
-    parser = _parser()
+    parser = make_parser()
     args = parser.parse_args(argv)
     _check(parser, args)
     if args.output is not None:
         check_output(args.output, [args.model, args.sources, *(args.references or []), *args.baseline])
+
+    from .evaluation.metrics import seeded
+    from .evaluation.report import as_json, as_text
+    from .evaluation.scoring import evaluate_files
+
     with seeded(args.seed):
         report = evaluate_files(args)
     print(as_json(report) if args.json else as_text(report, args.markdown))

@@ -4,16 +4,12 @@ import argparse
 import json
 import sys
 
-from tqdm import tqdm
-
 from .data.readers import read_parallel
-from .inference.forced_decoding import TokenTexts, token_log_probabilities
-from .inference.loading import DTYPES, load_checkpoint
-from .options import add_trust, positive
+from .options import add_dtype, add_trust, positive
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`hf-vaswani score-pairs`."""
+def make_parser() -> argparse.ArgumentParser:
+    """Build the argument parser of `hf-vaswani score-pairs`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani score-pairs", description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
     parser.add_argument("--sources", required=True, help="text file with one sentence per line, plain or .gz")
@@ -24,13 +20,22 @@ def main(argv: list[str] | None = None) -> None:
         help="print one JSON object per line, with the log probability of every token",
     )
     parser.add_argument("--batch-tokens", type=positive, default=4096, help="tokens per batch (default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="data type of the computation (default: that of the weights)"
-    )
+    add_dtype(parser)
     add_trust(parser)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`hf-vaswani score-pairs`."""
+    args = make_parser().parse_args(argv)
     translations, groups = read_parallel(args.translations, [args.sources])
     sources = [group[0] for group in groups]
+
+    from tqdm import tqdm
+
+    from .inference.forced_decoding import TokenTexts, token_log_probabilities
+    from .inference.loading import load_checkpoint
+
     model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
     with tqdm(total=len(sources), unit=" pairs", desc="Scoring") as progress:
         results = token_log_probabilities(model, tokenizer, sources, translations, args.batch_tokens, progress)

@@ -2,12 +2,12 @@
 
 import logging
 
-from .trainer.arguments import parse_arguments
-from .trainer.run import train
-
 
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani train`."""
+    from .trainer.arguments import parse_arguments
+    from .trainer.run import train
+
     model_args, data, args = parse_arguments(argv)
     logging.basicConfig(
         format="%(asctime)s %(message)s",

@@ -22,10 +22,11 @@ from training import cli
 from training.cli import COMMANDS, main
 
 
-def run_python(*words: str, **variables: str) -> subprocess.CompletedProcess:
+def run_python(*words: str, input: str = "") -> subprocess.CompletedProcess:
     """Python by itself, with this checkout and in no other way than a user would start it."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *words]
+    return subprocess.run(command, env=environment, input=input, capture_output=True, text=True, timeout=300)
 
 
 def test_help_lists_the_commands(capsys):
@@ -115,13 +116,33 @@ def test_the_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"hf-vaswani {hf_vaswani.__version__}\n"
 
 
-@pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["--help"], 0), (["trian"], 2), ([], 2)])
-def test_what_needs_no_model_does_not_import_torch(words, status):
-    code = "import sys; from training.cli import main; status = main(sys.argv[1:]); "
-    code += "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); sys.exit(status)"
-    done = run_python("-c", code, *words)
-    assert done.returncode == status, done.stderr
-    assert "hf-vaswani" in done.stdout + done.stderr
+# In one process: what an earlier line imports, the lines after it hold against it too.
+WITHOUT_MODELS = """
+import contextlib, io, json, sys, time
+from training import cli
+heavy = {"torch", "transformers", "datasets", "numpy", "tokenizers", "sacrebleu"}
+for words in json.load(sys.stdin):
+    started, printed = time.process_time(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            status = cli.main(words)
+        except SystemExit as stop:
+            status = stop.code
+    seconds = time.process_time() - started
+    print(json.dumps([words, status, sorted(heavy & set(sys.modules)), seconds, printed.getvalue()]))
+"""
+
+
+def test_help_and_mistakes_in_arguments_do_not_import_torch():
+    lines = [(["--version"], 0), (["--help"], 0), (["trian"], 2), ([], 2)]
+    lines += [([name, "--help"], 0) for name in COMMANDS if name != "train"]
+    lines += [([name, "--no-such-option"], 2) for name in COMMANDS if name != "train"]
+    done = run_python("-c", WITHOUT_MODELS, input=json.dumps([words for words, _ in lines]))
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(lines), done.stderr
+    for (words, expected), (_, status, heavy, seconds, printed) in zip(lines, results):
+        assert (status, heavy) == (expected, []), words
+        assert seconds < 0.5 and "hf-vaswani" in printed, (words, seconds)
 
 
 def test_a_bug_report_has_versions_and_devices_and_names_nobody(capsys, monkeypatch):

@@ -13,9 +13,9 @@ from huggingface_hub import SpaceCard
 
 import hf_vaswani
 from support.models import noisy_translator
-from training import demo
 from training.cli import main
-from training.demo import Found, Translator, best_translations, token_table, write_space
+from training.inference import demo_page
+from training.inference.demo_page import Found, Translator, best_translations, token_table, write_space
 from training.inference.search import Translation
 from training.inference.translation import translate
 
@@ -185,8 +185,10 @@ def page(checkpoint):
     """The page, served on this machine; its client."""
     pytest.importorskip("gradio")
     client = pytest.importorskip("gradio_client")
-    page = demo.make_page(str(checkpoint))
-    _, address, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, app_kwargs=demo.SERVER)
+    page = demo_page.make_page(str(checkpoint))
+    _, address, _ = page.launch(
+        server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, app_kwargs=demo_page.SERVER
+    )
     yield client.Client(address, verbose=False)
     page.close()
 
@@ -249,7 +251,7 @@ def test_the_command_serves_the_page_where_it_is_told_to(checkpoint, monkeypatch
     served = []
     monkeypatch.setattr(blocks, "launch", lambda self, **options: served.append((self.title, options)))
     assert main(["demo", "--model", str(checkpoint), "--port", "7999"]) == 0
-    options = {"server_name": "127.0.0.1", "server_port": 7999, "share": False, "app_kwargs": demo.SERVER}
+    options = {"server_name": "127.0.0.1", "server_port": 7999, "share": False, "app_kwargs": demo_page.SERVER}
     assert served == [(f"Translate with {checkpoint}", options)]
     assert main(["demo", "--model", str(checkpoint / "none")]) == 1
     assert f"hf-vaswani demo: {checkpoint / 'none'}: no such folder, and" in capsys.readouterr().err
@@ -262,13 +264,15 @@ def test_the_app_of_a_space_starts(checkpoint, tmp_path, monkeypatch, capsys):
     assert str(tmp_path / "space" / "app.py") in capsys.readouterr().out.split("\n")
     assert SpaceCard.load(tmp_path / "space" / "README.md").data.sdk_version == gradio.__version__
     # The package as it is installed, with a model that the Hub would have.
-    for name in ("training", "training.demo"):
+    for name in ("training", "training.inference", "training.inference.demo_page"):
         monkeypatch.setitem(
             sys.modules, name.replace("training", "hf_vaswani_training"), importlib.import_module(name)
         )
-    load = demo.load_checkpoint
-    monkeypatch.setattr(demo, "load_checkpoint", lambda name, *args, **kwargs: load(str(checkpoint), *args, **kwargs))
+    load = demo_page.load_checkpoint
+    monkeypatch.setattr(
+        demo_page, "load_checkpoint", lambda name, *args, **kwargs: load(str(checkpoint), *args, **kwargs)
+    )
     served = []
     monkeypatch.setattr(gradio.Blocks, "launch", lambda self, **options: served.append((self.title, options)))
     runpy.run_path(str(tmp_path / "space" / "app.py"), run_name="__main__")
-    assert served == [("Translate with user/name", {"app_kwargs": demo.SERVER})]
+    assert served == [("Translate with user/name", {"app_kwargs": demo_page.SERVER})]

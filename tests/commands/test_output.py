@@ -11,7 +11,7 @@ import pytest
 
 from support.models import noisy_translator
 from training.cli import main
-from training.demo import write_space
+from training.inference.demo_page import write_space
 
 
 @pytest.fixture(scope="module")

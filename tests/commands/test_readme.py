@@ -29,8 +29,9 @@ from support.hub_client import connected
 from support.hub_server import Hub
 from support.models import noisy_translator
 from support.paths import ROOT
-from training import ablate, demo, translate
+from training.ablation import rows
 from training.cli import main
+from training.inference import demo_page, workers
 from training.trainer.arguments import load_recipe, parse_arguments
 
 
@@ -129,14 +130,14 @@ def here(files, hub, tmp_path, monkeypatch) -> Path:
     shutil.copytree(files, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(DATASETS["wmt14"], "_outdir", str(folder))
-    monkeypatch.setattr(translate, "launch", in_this_process)
+    monkeypatch.setattr(workers, "launch", in_this_process)
     monkeypatch.setenv("MULTI30K", str(folder))
-    rows = ablate.named_rows
-    monkeypatch.setattr(ablate, "named_rows", lambda names: rows(names)[:1])  # test_ablate.py trains others
+    named_rows = rows.named_rows
+    monkeypatch.setattr(rows, "named_rows", lambda names: named_rows(names)[:1])  # test_ablate.py trains others
     if importlib.util.find_spec("gradio") is None:
         page = SimpleNamespace(launch=lambda **options: print("served", options))
-        monkeypatch.setattr(demo, "import_gradio", lambda: SimpleNamespace(__version__="6.0.0"))
-        monkeypatch.setattr(demo, "make_page", lambda *_: page)
+        monkeypatch.setattr(demo_page, "import_gradio", lambda: SimpleNamespace(__version__="6.0.0"))
+        monkeypatch.setattr(demo_page, "make_page", lambda *_: page)
     else:
         blocks = importlib.import_module("gradio").Blocks
         monkeypatch.setattr(blocks, "launch", lambda self, **options: print("served", options))

@@ -22,7 +22,7 @@ from training.inference import resumable_output
 from training.inference.batches import token_batches
 from training.inference.loading import load_ensemble
 from training.inference.resumable_output import PartialOutput, model_files
-from training.inference.translation import translate, translate_lines
+from training.inference.translation import translate
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,11 @@ def one_by_one(tokenizer, sentences, **generation) -> list[str]:
     return [translate(model, tokenizer, [sentence])[0] for sentence in sentences]
 
 
+@pytest.fixture(scope="module")
+def one_at_a_time(tokenizer, sentences) -> list[str]:
+    return one_by_one(tokenizer, sentences)
+
+
 def test_batches_hold_every_sentence_within_the_budget():
     lengths = [5, 1, 9, 0, 5, 30, 2, 2, 7, 0]
     batches = list(token_batches(lengths, budget=20))
@@ -52,10 +57,10 @@ def test_batches_hold_every_sentence_within_the_budget():
 
 
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
-def test_order_and_result_do_not_depend_on_the_batches(tokenizer, sentences, budget):
+def test_order_and_result_do_not_depend_on_the_batches(tokenizer, sentences, one_at_a_time, budget):
     model = noisy_translator(tokenizer)
     translations = translate(model, tokenizer, sentences, batch_tokens=budget)
-    assert translations == one_by_one(tokenizer, sentences)
+    assert translations == one_at_a_time
     assert len(set(translations)) > 5
 
 
@@ -65,21 +70,6 @@ def test_an_empty_sentence_gives_an_empty_translation(tokenizer, sentences):
     assert (translations[0], translations[2]) == ("", "")
     assert translations[1]
     assert translate(model, tokenizer, []) == []
-
-
-def test_a_stream_is_translated_window_by_window(tokenizer, sentences):
-    model = noisy_translator(tokenizer)
-    seen = []
-
-    def lines():
-        for sentence in sentences:
-            seen.append(sentence)
-            yield sentence
-
-    stream = translate_lines(model, tokenizer, lines(), window=10)
-    first = next(stream)
-    assert len(seen) == 10  # no further than it has to
-    assert [first, *stream] == one_by_one(tokenizer, sentences)
 
 
 def test_command_translates_files_and_streams(checkpoint, tokenizer, sentences, tmp_path, monkeypatch, capsys):
@@ -99,7 +89,7 @@ def test_command_translates_files_and_streams(checkpoint, tokenizer, sentences, 
 
 
 @pytest.mark.parametrize("kind", ["fifo", "descriptor"])
-def test_a_pipe_is_translated_as_a_stream(checkpoint, tokenizer, sentences, tmp_path, kind):
+def test_a_pipe_is_translated_as_a_stream(checkpoint, sentences, one_at_a_time, tmp_path, kind):
     """A named one, and one that the shell makes of `<(command)`, of which /dev/stdin is another."""
     text, output = "".join(f"{line}\n" for line in sentences[:5]), tmp_path / "out.de"
     if kind == "fifo":
@@ -113,7 +103,28 @@ def test_a_pipe_is_translated_as_a_stream(checkpoint, tokenizer, sentences, tmp_
     writer.start()
     assert main(["translate", "--model", str(checkpoint), "--input", source, "--output", str(output)]) == 0
     writer.join()
-    assert output.read_text(encoding="utf-8").splitlines() == one_by_one(tokenizer, sentences[:5])
+    assert output.read_text(encoding="utf-8").splitlines() == one_at_a_time[:5]
+
+
+def test_a_window_is_written_before_the_next_lines_are_read(checkpoint, sentences, one_at_a_time, tmp_path):
+    """A second line comes through the pipe only after the first translation is in the output, another pipe."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    os.mkfifo(source)
+    os.mkfifo(output)
+    answers = []
+
+    def converse():
+        with open(output) as translations, open(source, "w") as questions:
+            for sentence in sentences[:3]:
+                print(sentence, file=questions, flush=True)
+                answers.append(translations.readline().rstrip("\n"))
+
+    user = threading.Thread(target=converse, daemon=True)  # must not keep the process if it waits for ever
+    user.start()
+    words = ["--model", str(checkpoint), "--input", str(source), "--output", str(output), "--window", "1"]
+    assert main(["translate", *words]) == 0
+    user.join(timeout=30)
+    assert answers == one_at_a_time[:3]
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "user/none"])
@@ -163,11 +174,10 @@ def test_an_interrupted_translation_goes_on_where_it_was(checkpoint, sentences, 
 
 KILLED_AFTER_TEN_LINES = """
 import os, signal, sys
-from training import translate
 from training.cli import main
 from training.inference.resumable_output import PartialOutput
 
-write, written = translate.PartialOutput.write, []
+write, written = PartialOutput.write, []
 
 def write_ten(self, text):
     if len(written) == 10:
@@ -177,7 +187,7 @@ def write_ten(self, text):
     written.append(text)
     write(self, text)
 
-translate.PartialOutput.write = write_ten
+PartialOutput.write = write_ten
 main(sys.argv[1:])
 """
 

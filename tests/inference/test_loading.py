@@ -17,8 +17,8 @@ from transformers import GenerationConfig
 from hf_vaswani import VaswaniForConditionalGeneration
 from support.fuzz_checkpoints import spoil
 from support.models import tiny_config
-from training import demo
 from training.cli import main
+from training.inference import demo_page
 from training.inference.checkpoint_files import count_parameters
 from training.paper import GENERATION
 from training.trainer.arguments import VaswaniTrainingArguments
@@ -51,7 +51,7 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "de").write_text("der Mann schläft\ndas Kind sieht ein Buch\n", encoding="utf-8")
     gradio = MagicMock()
     gradio.__version__ = "6.0"
-    monkeypatch.setattr(demo, "import_gradio", lambda: gradio)
+    monkeypatch.setattr(demo_page, "import_gradio", lambda: gradio)
     texts = {"en": str(tmp_path / "en"), "de": str(tmp_path / "de"), "out": str(tmp_path / "out")}
 
     def run(command: str, model: Path, *more: str) -> int:

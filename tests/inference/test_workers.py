@@ -18,7 +18,7 @@ from training.inference.workers import Processes
 # Imports once; then every run forks two processes, which find each other as torchrun's do.
 FORKS = """
 import json, multiprocessing, os, signal, sys
-from training import translate  # noqa: F401, before the forks
+from training.inference import file_translation  # noqa: F401, before the forks
 from training.inference import resumable_output, search  # noqa: F401
 from training.cli import main
 
@@ -112,7 +112,7 @@ def test_two_processes_write_what_one_writes_also_after_being_killed(words, tmp_
 # Imports once; then every round forks processes that open one output at the same moment, each a command of its own.
 RIVALS = """
 import json, multiprocessing, os, sys
-from training import translate  # noqa: F401, before the forks
+from training.inference import file_translation  # noqa: F401, before the forks
 from training.inference.resumable_output import PartialOutput
 from training.cli import main
 

@@ -33,8 +33,9 @@ from training.publishing.deviations import deviations
 from training.publishing.model_card import merge
 from training.publishing.records import Run, find_run, without_paths
 from training.publishing.scores import read_report
-from training.trainer.arguments import packaged_recipes, parse_arguments
+from training.trainer.arguments import parse_arguments
 from training.trainer.cost import cost, operations
+from training.trainer.packaged_recipes import packaged_recipes
 
 
 SEARCH = GenerationConfig(num_beams=4, length_penalty_form="gnmt", length_penalty=0.6, max_extra_tokens=50)
@@ -236,7 +237,7 @@ def test_the_command_in_the_card_gives_the_scores_in_the_card(
     lines = Path(references).read_text().splitlines()
     (tmp_path / "an other").write_text("".join(f"{line[::-1]}\n" for line in lines))
     made = [line.partition(" ")[2] for line in lines]  # so little trained, the model itself says nothing
-    for module in ("publishing.hub", "score"):
+    for module in ("publishing.hub", "evaluation.scoring"):
         monkeypatch.setattr(f"training.{module}.translate", lambda *_: made)
     more = ["--test-sources", str(tmp_path / sources), "--test-references", references, *options]
     more += ["--repo", "alice/round", "--baseline", str(tmp_path / "an other")]
@@ -246,7 +247,9 @@ def test_the_command_in_the_card_gives_the_scores_in_the_card(
     command = shlex.split(re.search(r"^Computed by `hf-vaswani (.*)`\.$", found, re.M)[1])
     assert command[:3] == ["score", "--model", "alice/round"]
     folder = str(run / "average-last")
-    monkeypatch.setattr("training.score.load_checkpoint", lambda name, dtype, **kwargs: load_checkpoint(folder, dtype))
+    monkeypatch.setattr(
+        "training.evaluation.scoring.load_checkpoint", lambda name, dtype, **kwargs: load_checkpoint(folder, dtype)
+    )
     capsys.readouterr()
     small = ["--paired-bootstrap", "60", "--paired-randomization", "60"]
     assert main([*command, *small, "--json"]) == 0
@@ -772,7 +775,9 @@ def test_the_scoring_commands_of_a_card_of_this_repository_can_be_run(path, monk
     assert commands
     for command in commands:
         seen = []
-        monkeypatch.setattr("training.score._read", lambda args, seen=seen: seen.append(args) or sys.exit(0))
+        monkeypatch.setattr(
+            "training.evaluation.scoring._read", lambda args, seen=seen: seen.append(args) or sys.exit(0)
+        )
         with pytest.raises(SystemExit) as stop:
             main(shlex.split(command.partition(" > ")[0].replace("\\\n", " "))[1:])
         assert stop.value.code == 0 and len(seen) == 1

@@ -56,7 +56,7 @@ def noisy_model(seed: int = 0, vocab_size: int = 40):
 
 
 def noisy_translator(tokenizer, **generation) -> VaswaniForConditionalGeneration:
-    """A random model whose translations are noise, but different noise for each sentence."""
+    """A random model whose translations are noise, different for each sentence; few end early."""
     model = tiny_model(vocab_size=len(tokenizer))
     with torch.no_grad():
         for weight in model.parameters():
@@ -66,7 +66,7 @@ def noisy_translator(tokenizer, **generation) -> VaswaniForConditionalGeneration
         pad_token_id=0,
         eos_token_id=2,
         decoder_start_token_id=1,
-        **{**GENERATION, "num_beams": 2, **generation},
+        **{**GENERATION, "num_beams": 2, "max_extra_tokens": 10, **generation},
     )
     return model
 

@@ -12,7 +12,8 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from hf_vaswani import VaswaniConfig
 from support.paths import ROOT
 from training.cli import main
-from training.trainer.arguments import VaswaniTrainingArguments, expand, load_recipe, packaged_recipes, parse_arguments
+from training.trainer.arguments import VaswaniTrainingArguments, expand, load_recipe, parse_arguments
+from training.trainer.packaged_recipes import packaged_recipes
 
 
 def parse(*words: str, output_dir: str = "unused"):

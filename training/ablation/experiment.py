@@ -37,8 +37,6 @@ from .table import RESULT
 logger = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer"
-# Arguments of `hf-vaswani train` that this command sets itself.
-OURS = ("model", "output_dir", "seed", "resume", "average", "average_count", "tokenizer_from", "config")
 
 
 class AblationManifest(TypedDict):

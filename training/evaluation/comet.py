@@ -12,11 +12,9 @@ from pathlib import Path
 
 import torch
 
+from .choices import COMET_MODEL
 from .metrics import MetricScore, current_seed, ratio_interval
 from .test_sets import Texts
-
-
-DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
 
 
 def find_comet(program: str) -> str:
@@ -37,7 +35,7 @@ def find_comet(program: str) -> str:
     return path
 
 
-def comet(texts: Texts, model: str = DEFAULT_MODEL, program: str = "comet-score", n_bootstrap: int = 0) -> MetricScore:
+def comet(texts: Texts, model: str = COMET_MODEL, program: str = "comet-score", n_bootstrap: int = 0) -> MetricScore:
     """COMET of a system: the mean of its sentence scores, about 0 to 1.
 
     Args:

@@ -15,12 +15,10 @@ from sacrebleu import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
+from .choices import DEFAULT_METRICS, METRICS, TOKENIZERS
 from .compound_split import CompoundSplitBLEU
 
 
-METRICS = ("bleu", "chrf", "chrf++", "ter", "compound-bleu")
-DEFAULT_METRICS = ("bleu", "chrf", "chrf++", "ter")
-TOKENIZERS = ("13a", "intl", "char", "none")
 TESTS = {"bootstrap": "bs", "randomization": "ar"}
 
 NOTES = {

@@ -3,8 +3,9 @@
 import datasets
 import evaluate
 
+from .choices import DEFAULT_METRICS, METRICS
 from .compound_split import LANGUAGES
-from .metrics import DEFAULT_METRICS, METRICS, build_metrics, measure, seeded
+from .metrics import build_metrics, measure, seeded
 
 
 CITATION = """@inproceedings{post-2018-call, title = {A Call for Clarity in Reporting {BLEU} Scores},

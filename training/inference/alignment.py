@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .attention_maps import check_number, eager_attention
 from .batches import token_batches
+from .choices import METHODS
 
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 # The decoder reads the start token and then the translation: its positions that belong to the target tokens.
 POSITIONS = {"shift": slice(1, None), "naive": slice(None, -1)}
-METHODS = (*POSITIONS, "both")
 Map = tuple[int, int | str]  # decoder layer and head, both counted from 1, or "mean" of all heads
 SAMPLE = 100  # pairs on which layers and heads are selected
 

@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..files import save_whole
+from .choices import TITLES
 from .translation import translate
 
 
-TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
 # Limit of the weights of all layers and heads. A weight takes 4 bytes in memory and up to 7 in a page ("0.1234,").
 MAX_WEIGHTS, BYTES_IN_MEMORY, BYTES_IN_PAGE = 15_000_000, 4, 7
 MAX_PIXELS, MAX_SIDE, DPI = 100_000_000, 65_000, 150  # size of a picture; matplotlib's own limit per side is 65,535

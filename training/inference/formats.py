@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+from .choices import FORMATS
 from .search import Translation
 
 
@@ -46,4 +47,4 @@ def as_jsonl(number: int, source: str, translations: list[Translation]) -> str:
     return json.dumps({"source": source, "translations": rows}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-FORMATS: dict[str, Format] = {"text": as_text, "nbest": as_nbest, "jsonl": as_jsonl}
+FORMATTERS: dict[str, Format] = dict(zip(FORMATS, (as_text, as_nbest, as_jsonl), strict=True))

@@ -27,10 +27,7 @@ from .checkpoint_files import (
     naming,
     unchecked_settings,
 )
-
-
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-MAX_SOURCE_TOKENS = 1024  # default for models whose positions have no limit
+from .choices import MAX_SOURCE_TOKENS
 
 
 def find_checkpoint(name: str | Path) -> Path:
@@ -126,7 +123,8 @@ def load_checkpoint(
 
     Args:
         name (`str`): Checkpoint folder or Hub repository.
-        dtype (`str`): One of `DTYPES`, for the computation. "auto" is the type of the weights; "int8" needs the CPU.
+        dtype (`str`): One of `options.DTYPES`, for the computation. "auto" is the type of the weights; "int8" needs
+            the CPU.
         device (`torch.device`, *optional*): Device of the model; defaults to the accelerator if there is one.
         trust_remote_code (`bool`): See `load_model`.
 

@@ -20,7 +20,7 @@ from transformers.utils.hub import cached_file
 
 from hf_vaswani.checksums_vaswani import checksum
 
-from ..files import compressed, write_whole, written_whole
+from ..files import compressed, partial_files, write_whole, written_whole
 from .corpus import Line
 
 
@@ -238,11 +238,6 @@ class DirectOutput:
 
     def __exit__(self, *_) -> None:
         self.stack.close()
-
-
-def partial_files(output: str) -> tuple[Path, Path]:
-    """Paths of the partial file of an output and of its record."""
-    return Path(f"{output}.partial"), Path(f"{output}.partial.json")
 
 
 def model_files(names: list[str]) -> dict[str, str]:

@@ -1,8 +1,5 @@
 """Translation of raw sentences in memory."""
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
-
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,12 +63,3 @@ def _check_lengths(model: PreTrainedModel, sentences: list[str], ids: list[list[
                 f"A sentence has {len(tokens)} tokens, but the model's learned positions end at {limit}: "
                 f"{sentence[:60]!r}..."
             )
-
-
-def translate_lines(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lines: Iterable[str], window: int, **kwargs
-) -> Iterator[str]:
-    """Translate a stream of lines in order and in constant memory, `window` lines at a time."""
-    lines = iter(lines)
-    while chunk := list(islice(lines, window)):
-        yield from translate(model, tokenizer, chunk, **kwargs)

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_vaswani
 
-from ..evaluation.compound_split import LANGUAGES
-from ..evaluation.metrics import DEFAULT_METRICS, build_metrics, compare, measure
+from ..evaluation.choices import DEFAULT_METRICS, LANGUAGES
+from ..evaluation.metrics import build_metrics, compare, measure
 from ..evaluation.perplexity import perplexities
 from ..evaluation.report import Report
 from ..evaluation.test_sets import Texts

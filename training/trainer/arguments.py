@@ -12,7 +12,6 @@ import reprlib
 import sys
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 from typing import NoReturn, get_type_hints
 
@@ -22,10 +21,10 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..data.readers import check_file
+from .packaged_recipes import RECIPES, packaged_recipes
 
 
 MAX_RECIPE = 2**20  # bytes
-RECIPES = resources.files(__package__.rpartition(".")[0]) / "recipes"  # those that ship with the package
 
 
 def check_values(arguments) -> None:
@@ -410,11 +409,6 @@ class VaswaniTrainingArguments(Seq2SeqTrainingArguments):
 
 
 GROUPS = (ModelArguments, DataArguments, VaswaniTrainingArguments)
-
-
-def packaged_recipes() -> list[str]:
-    """Names of the recipes in the package."""
-    return sorted(Path(entry.name).stem for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
 
 
 def load_recipe(name: str) -> dict:

@@ -1,0 +1,10 @@
+"""Values that the options of commands accept and print, in a module that imports nothing."""
+
+# Output formats of translations; see `formats`.
+FORMATS = ("text", "nbest", "jsonl")
+# Positions at which `alignment` reads the attention of a target word.
+METHODS = ("shift", "naive", "both")
+# Kinds of attention, with their titles in pictures and pages.
+TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
+
+MAX_SOURCE_TOKENS = 1024  # default for models whose positions have no limit

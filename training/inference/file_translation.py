@@ -1,0 +1,165 @@
+"""Translation of a file or stream, line by line and in order, with the options of `hf-vaswani translate`."""
+
+import argparse
+import contextlib
+import logging
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from ..files import is_stream
+from .corpus import RequestBuilder, read_sources, translate_window
+from .formats import FORMATTERS
+from .loading import load_ensemble, source_limit
+from .resumable_output import DirectOutput, PartialOutput, model_files
+from .search import Sampling, Search
+from .workers import Processes
+
+
+logger = logging.getLogger(__name__)
+
+
+def describe(args: argparse.Namespace) -> dict:
+    """Settings and model files that the translations depend on, which `--resume` compares. Call it after the models
+    are loaded."""
+    names = ("dtype", "options", "format", "n_best", "sampling", "max_source_tokens", "long_lines")
+    names += ("batch_tokens", "window")  # the last digits of scores depend on the composition of a batch
+    settings = {name: getattr(args, name) for name in names} | {"target_prefix": args.target_prefix is not None}
+    return {"settings": settings, "files": model_files(args.model)}
+
+
+def load_corpus(args: argparse.Namespace, device: torch.device) -> RequestBuilder:
+    """Load the models, and build the search and the requests that the arguments describe.
+
+    Raises:
+        ValueError: The models do not support the arguments.
+    """
+    models, tokenizer = load_ensemble(args.model, args.dtype, device, args.trust_remote_code)
+    search = Search(
+        models,
+        tokenizer,
+        args.batch_tokens,
+        args.n_best,
+        None if args.sampling is None else Sampling(**args.sampling),
+        scores=args.format != "text",
+        log_probabilities=args.format == "jsonl",
+        **args.options,
+    )
+    limit = source_limit(models, args.max_source_tokens)
+    return RequestBuilder(search, args.input, args.target_prefix, limit, args.long_lines == "split")
+
+
+def count_lines(args: argparse.Namespace) -> int | None:
+    """Number of lines to translate; `None` if the input is a stream.
+
+    Raises:
+        DataError: The number of prefixes differs, or a file cannot be read.
+    """
+    if not Path(args.input).is_file():
+        return None
+    return sum(1 for _ in read_sources(args.input, args.target_prefix))
+
+
+def check_start(args: argparse.Namespace, processes: Processes) -> None:
+    """Check the processes and the output before the models are loaded.
+
+    Raises:
+        FileExistsError, FileNotFoundError: See `PartialOutput`.
+        ValueError: The number of processes differs from `--processes`, or they cannot all read the input.
+    """
+    if processes.count > 1 and not Path(args.input).is_file():
+        raise ValueError("Several processes need an --input file, because each of them reads it.")
+    if args.processes > 1 and processes.count != args.processes:
+        raise ValueError(
+            f"--processes {args.processes}: expected no launcher or as many processes, found {processes.count} that a "
+            "launcher has started."
+        )
+    if processes.is_main and args.output is not None and not is_stream(args.output):
+        PartialOutput.check(args.output, args.resume)
+
+
+def open_output(args: argparse.Namespace, total: int | None) -> PartialOutput | DirectOutput:
+    """Build the output of the main process, a context manager.
+
+    Args:
+        args (`argparse.Namespace`): Options of the command.
+        total (`int`, *optional*): Number of input lines, if the input is a file.
+    """
+    if args.output is None or is_stream(args.output):
+        return DirectOutput(args.output)
+    sources = read_sources(args.input, args.target_prefix)
+    lines_per_sentence = args.n_best if args.format == "nbest" else 1
+    output_lines = None if total is None else total * lines_per_sentence
+    return PartialOutput(args.output, describe(args), sources, args.resume, output_lines)
+
+
+def translate_corpus(
+    args: argparse.Namespace,
+    corpus: RequestBuilder,
+    output: PartialOutput | DirectOutput | None,
+    done: int,
+    total: int | None,
+    processes: Processes,
+) -> None:
+    """Translate the lines after the first `done`, window by window, and log the speed.
+
+    Args:
+        args (`argparse.Namespace`): Options of the command.
+        corpus (`RequestBuilder`): Search and builder of requests.
+        output (`PartialOutput` or `DirectOutput`, *optional*): Output, in the main process only.
+        done (`int`): Number of lines that are already translated.
+        total (`int`, *optional*): Number of all lines, if it is known.
+        processes (`Processes`): Processes that take part.
+    """
+    sources = islice(read_sources(args.input, args.target_prefix), done, None)
+    bar = {"total": total, "initial": done, "unit": " sentences", "desc": "Translating"}
+    first, tokens, started = done, 0, time.perf_counter()
+    with tqdm(**bar, disable=not processes.is_main) as progress:
+        while True:
+            lines = processes.together(lambda: list(islice(sources, args.window)))
+            if not lines:
+                break
+            requests = processes.together(lambda lines=lines: corpus.requests(lines))
+            translations = translate_window(corpus.search, requests, processes, progress)
+            tokens += sum(len(request.ids) for line in requests for request in line)
+            done += len(lines)
+            if output is not None:
+                for line, candidates in zip(lines, translations):
+                    output.write(FORMATTERS[args.format](line.number - 1, line.text, candidates))
+                output.end_window(lines)
+    if processes.is_main:
+        corpus.report()
+        report_speed(done - first, tokens, time.perf_counter() - started)
+
+
+def report_speed(sentences: int, tokens: int, seconds: float) -> None:
+    """Log sentences and source tokens per second."""
+    logger.info(
+        "%d sentences in %.1f s: %.1f sentences/s, %.0f source tokens/s.",
+        *(sentences, seconds, sentences / seconds, tokens / seconds),
+    )
+
+
+def translate_file(args: argparse.Namespace) -> None:
+    """Translate the input of `hf-vaswani translate` in this process, one of a group or the only one.
+
+    Raises:
+        DataError, OSError, ValueError: The input, the models or the output cannot be used together.
+    """
+    logger.setLevel(logging.INFO)
+    processes = Processes(cpu=args.dtype == "int8")
+    with contextlib.ExitStack() as stack:
+        total = processes.together(lambda: count_lines(args))
+        processes.together(lambda: check_start(args, processes))
+        corpus = processes.together(lambda: load_corpus(args, processes.device))
+
+        def enter_output() -> PartialOutput | DirectOutput | None:
+            return stack.enter_context(open_output(args, total)) if processes.is_main else None
+
+        output = processes.together(enter_output)
+        done = processes.gather([0 if output is None else output.sentences])[0]
+        translate_corpus(args, corpus, output, done, total, processes)
+    processes.end()
