@@ -19,12 +19,14 @@ VASWANI = "vaswani"
 FORMATS = {
     "marian": "MarianMT of transformers, such as OPUS-MT",
     "fsmt": "FSMT of transformers, such as Facebook's models of WMT19",
+    "ctranslate2": "CTranslate2, an inference engine in C++",
     "npz": "Marian's own files: .npz, vocabularies .yml, decoder.yml",
     "fairseq": "fairseq's own files, before 1.0: .pt, dict.LANGUAGE.txt",
 }
 READABLE = ("marian", "fsmt", "npz", "fairseq")
-WRITABLE = ("marian",)
+WRITABLE = ("marian", "ctranslate2")
 AS_TRAINED = ("marian", "npz")
+QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -41,6 +43,11 @@ def make_parser() -> argparse.ArgumentParser:
         dest="output_format",
         choices=(*WRITABLE, VASWANI),
         help=f"format of OUTPUT (default: {VASWANI}; {WRITABLE[0]} for a SOURCE that is a Vaswani checkpoint)",
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help=f"with --to ctranslate2: type of the weights (default: {QUANTIZATIONS[0]})",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository (default: its main branch)")
     parser.add_argument(
@@ -69,8 +76,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"{found} to {wanted}: expected {VASWANI} on one side")
     if args.as_trained and found not in AS_TRAINED:
         parser.error(f"--as-trained: expected a model of Marian, found {found}")
+    if args.quantization and wanted != "ctranslate2":
+        parser.error(f"--quantization: expected --to ctranslate2, found {wanted}")
     if found == VASWANI:
-        _write(folder, args.output, wanted)
+        _write(folder, args.output, wanted, {"quantization": args.quantization} if args.quantization else {})
     else:
         options = {"as_trained": True} if args.as_trained else {}
         record = {"source": args.source, "revision": args.revision, "format": found, **options}
@@ -87,7 +96,7 @@ def _read(folder: Path, output: str, name: str, record: dict, options: dict) -> 
     print(f"{output}: checked on {measured_on}: {agreement}.\nTokenizer {tokenizer}.")
 
 
-def _write(folder: Path, output: str, name: str) -> None:
+def _write(folder: Path, output: str, name: str, options: dict) -> None:
     """Convert a Vaswani checkpoint to another toolkit."""
     import torch
 
@@ -97,7 +106,7 @@ def _write(folder: Path, output: str, name: str) -> None:
 
     module = importlib.import_module(f".conversion.{name}", __package__)
     model = load_model(folder, VaswaniForConditionalGeneration, dtype=torch.float32).eval()
-    agreement = module.write(model, load_tokenizer(folder), output)
+    agreement = module.write(model, load_tokenizer(folder), output, **options)
     print(f"{output}: checked on text: {agreement}.")
 
 

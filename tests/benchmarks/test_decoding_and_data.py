@@ -7,23 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from support.models import batch_of, tiny_model
+from support.models import batch_of, strong_model, tiny_model
 from training.benchmarks import data as data_benchmark
 from training.benchmarks import decoding
 from training.benchmarks.enlarge import grow
-from training.benchmarks.peers import to_ctranslate2, to_marian
-
-
-def strong_model(vocab_size: int, **overrides):
-    """With weights that make outputs differ from each other."""
-    model = tiny_model(vocab_size=vocab_size, d_k=8, d_v=8, **overrides)
-    torch.manual_seed(4)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 2 and "position" not in name:
-            torch.nn.init.normal_(parameter, std=0.3 if "shared" in name else 0.8)
-        elif parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.2)
-    return model
+from training.benchmarks.peers import to_marian
 
 
 @pytest.mark.parametrize(
@@ -32,7 +20,7 @@ def strong_model(vocab_size: int, **overrides):
 )
 @torch.no_grad()
 def test_marian_with_our_weights_is_the_same_function(overrides):
-    model = strong_model(40, **overrides)
+    model = strong_model(40, d_k=8, d_v=8, **overrides)
     marian = to_marian(model, max_positions=64)
     inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
     torch.testing.assert_close(marian(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
@@ -41,7 +29,7 @@ def test_marian_with_our_weights_is_the_same_function(overrides):
 @pytest.mark.parametrize("overrides", [{}, {"attention_bias": True}])
 @torch.no_grad()
 def test_a_grown_model_is_the_same_function(overrides):
-    model = strong_model(40, **overrides)
+    model = strong_model(40, d_k=8, d_v=8, **overrides)
     large = grow(model)
     base = {"d_model": 512, "d_ff": 2048, "num_heads": 8, "d_k": 64, "encoder_layers": 6, "decoder_layers": 6}
     assert {name: getattr(large.config, name) for name in base} == base
@@ -57,27 +45,9 @@ def test_a_model_that_cannot_grow_is_refused():
         grow(tiny_model(encoder_layers=7))
 
 
-def test_ctranslate2_with_our_weights_translates_the_same(tokenizer, tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    model = strong_model(len(tokenizer))
-    to_ctranslate2(model, tokenizer, tmp_path, "float32")
-    translator = ctranslate2.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
-    sentences = [tokenizer(text)["input_ids"] for text in ("three dogs sleep", "a cat sees the two big horses")]
-    outputs = set()
-    for sentence in sentences:
-        result = translator.translate_batch(
-            [tokenizer.convert_ids_to_tokens(sentence)], beam_size=1, max_decoding_length=12
-        )
-        ours = model.generate(torch.tensor([sentence]), max_new_tokens=12)[0, 1:]
-        ours = [token for token in ours.tolist() if token not in (model.config.eos_token_id, 0)]
-        assert tokenizer.convert_tokens_to_ids(result[0].hypotheses[0]) == ours
-        outputs.add(tuple(ours))
-    assert len(outputs) == len(sentences)
-
-
 @pytest.mark.slow
 def test_the_decoding_benchmark_ends_with_its_figures(tokenizer, tmp_path, capfd):
-    strong_model(len(tokenizer)).save_pretrained(tmp_path / "model")
+    strong_model(len(tokenizer), d_k=8, d_v=8).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "source").write_text("three dogs sleep\na cat sees the horse\n")
     (tmp_path / "target").write_text("drei Hunde schlafen\neine Katze sieht das Pferd\n")

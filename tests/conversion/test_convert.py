@@ -25,6 +25,7 @@ from support.models import new_model
 from support.sentencepiece_models import write_json, write_marian
 from training.cli import main
 from training.conversion import agreement, marian
+from training.convert import QUANTIZATIONS
 from training.demo_data import generate_pairs
 
 
@@ -75,6 +76,28 @@ def test_text_is_translated_as_by_the_original_from_its_sentencepiece_files(is_c
         for line in lines[:20]
     ]
     assert (tmp_path / "out").read_text(encoding="utf-8").splitlines() == expected
+
+
+def test_a_checkpoint_is_written_for_ctranslate2(opus, tokenizer, tmp_path, capsys):
+    """Also one with two vocabularies; of 8 bits, the agreement is printed and need not hold."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    assert convert(opus, tmp_path / "ours") == 0
+    assert json.loads((tmp_path / "ours" / "config.json").read_text(encoding="utf-8"))["source_vocab_size"] is not None
+    capsys.readouterr()
+    assert convert(tmp_path / "ours", tmp_path / "engine", "--to", "ctranslate2") == 0
+    assert "log probabilities differ by at most" in (printed := capsys.readouterr().out)
+    assert "8 of 8 translations are equal" in printed
+    assert ctranslate2.Translator(str(tmp_path / "engine")).compute_type == "float32"
+    assert convert(tmp_path / "ours", tmp_path / "small", "--to", "ctranslate2", "--quantization", "int8") == 0
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("engine", "small")]
+    assert sizes[1] < 0.8 * sizes[0]  # the positions stay in float32
+    with pytest.raises(SystemExit, match="2"):
+        convert(tmp_path / "ours", tmp_path / "other", "--to", "marian", "--quantization", "int8")
+    assert "--quantization" in capsys.readouterr().err
+
+
+def test_quantizations_are_ctranslate2s():
+    assert set(QUANTIZATIONS) == set(pytest.importorskip("training.conversion.ctranslate2").QUANTIZATIONS)
 
 
 def test_a_marian_checkpoint_becomes_an_ordinary_one(opus, tmp_path, capsys):

@@ -33,6 +33,18 @@ def tiny_model(**overrides) -> VaswaniForConditionalGeneration:
     return VaswaniForConditionalGeneration(tiny_config(**overrides)).eval()
 
 
+def strong_model(vocab_size: int = 40, **overrides) -> VaswaniForConditionalGeneration:
+    """A model whose weights make outputs differ from each other; no weight is zero or one."""
+    model = tiny_model(vocab_size=vocab_size, **overrides)
+    torch.manual_seed(4)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "position" not in name:
+            torch.nn.init.normal_(parameter, std=0.3 if "shared" in name else 0.8)
+        elif parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.2)
+    return model
+
+
 def noisy_model(seed: int = 0, vocab_size: int = 40):
     model = tiny_model(vocab_size=vocab_size)
     generator = torch.Generator().manual_seed(seed)

@@ -142,16 +142,18 @@ LOADERS = {"ours": load_ours, "marian": load_marian, "ctranslate2": load_ctransl
 
 def convert(system: str, checkpoint: str, folder: str) -> None:
     """Convert the weights of a checkpoint to the format of a system."""
-    from .peers import to_ctranslate2, to_marian
-
     name, dtype = system.split("-")
     model, tokenizer = load_checkpoint(checkpoint)
     if name == "ours":
         model.to(torch.bfloat16 if dtype == "bfloat16" else torch.float32).save_pretrained(folder)
     elif name == "marian":
+        from .peers import to_marian
+
         torch.save(to_marian(model).to(getattr(torch, dtype)), Path(folder, "marian.pt"))
     else:
-        to_ctranslate2(model, tokenizer, folder, dtype)
+        from ..conversion.ctranslate2 import write
+
+        write(model, tokenizer, folder, dtype)
     tokenizer.save_pretrained(folder)
 
 

@@ -22,8 +22,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
+from ..conversion.positions import position_table
 from ..inference.loading import load_checkpoint
-from .peers import position_table
 
 
 ATTENTIONS = ("self_attn", "encoder_attn")

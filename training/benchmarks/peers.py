@@ -1,12 +1,12 @@
-"""Conversion of a model to MarianMT and CTranslate2."""
-
-from pathlib import Path
+"""Conversion of a model to MarianMT."""
 
 import torch
 from torch import nn
-from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+from transformers import MarianConfig, MarianMTModel
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+
+from ..conversion.positions import position_table
 
 
 MARIAN_NAMES = {
@@ -16,12 +16,6 @@ MARIAN_NAMES = {
     "feed_forward.": "",
     "o_proj": "out_proj",
 }
-
-
-def position_table(stack: nn.Module, length: int) -> torch.Tensor:
-    """Position embeddings of an encoder or decoder, `(length, d_model)`."""
-    zeros = torch.zeros(1, length, stack.config.d_model)
-    return stack.embed_positions(zeros, torch.arange(length)[None])[0].float()
 
 
 def marian_like(config: VaswaniConfig, max_positions: int = 512) -> MarianMTModel:
@@ -98,90 +92,3 @@ def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) 
             module.eps = config.layer_norm_eps
     marian.generation_config.update(bad_words_ids=None, max_length=None)
     return marian.to(model.dtype).eval()
-
-
-def _linear(module: nn.Linear):
-    from ctranslate2.specs import common_spec
-
-    result = common_spec.LinearSpec()
-    result.weight = module.weight.float().numpy()
-    if module.bias is not None:
-        result.bias = module.bias.float().numpy()
-    return result
-
-
-def _copy_linear(target, *modules: nn.Linear) -> None:
-    """Copy linear layers to one whose outputs are concatenated."""
-    from ctranslate2.converters.utils import fuse_linear
-
-    fuse_linear(target, [_linear(module) for module in modules])
-
-
-def _copy_norm(target, residual: nn.Module) -> None:
-    target.gamma, target.beta = residual.norm.weight.float().numpy(), residual.norm.bias.float().numpy()
-
-
-def _copy_attention(target, attention: nn.Module, is_self: bool) -> None:
-    if is_self:
-        _copy_linear(target.linear[0], attention.q_proj, attention.k_proj, attention.v_proj)
-    else:
-        _copy_linear(target.linear[0], attention.q_proj)
-        _copy_linear(target.linear[1], attention.k_proj, attention.v_proj)
-    _copy_linear(target.linear[-1], attention.o_proj)
-
-
-@torch.no_grad()
-def to_ctranslate2(
-    model: VaswaniForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: str | Path,
-    quantization: str,
-    max_positions: int = 512,
-) -> None:
-    """Convert a model to the format of CTranslate2.
-
-    Args:
-        model (`VaswaniForConditionalGeneration`): Model with `d_k = d_v = d_model / num_heads`.
-        tokenizer (`PreTrainedTokenizerBase`): Tokenizer whose tokens become the vocabulary.
-        folder (`str`): Folder to write.
-        quantization (`str`): Type of the weights: float32, bfloat16, int8, ...
-        max_positions (`int`): Length of the position table.
-    """
-    from ctranslate2.specs import TransformerSpec, common_spec
-
-    config = model.config
-    spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers),
-        config.num_heads,
-        pre_norm=False,
-        activation=common_spec.Activation[config.activation_function.upper()],
-    )
-
-    embedding = model.model.shared.weight.float().numpy()
-    for target, stack in ((spec.encoder, model.model.encoder), (spec.decoder, model.model.decoder)):
-        target.scale_embeddings = stack.embed_scale
-        target.position_encodings.encodings = position_table(stack, max_positions).numpy()
-        for layer_spec, layer in zip(target.layer, stack.layers):
-            _copy_attention(layer_spec.self_attention, layer.self_attn, is_self=True)
-            _copy_norm(layer_spec.self_attention.layer_norm, layer.self_attn_residual)
-            _copy_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
-            _copy_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
-            _copy_norm(layer_spec.ffn.layer_norm, layer.feed_forward_residual)
-            if stack is model.model.decoder:
-                _copy_attention(layer_spec.attention, layer.encoder_attn, is_self=False)
-                _copy_norm(layer_spec.attention.layer_norm, layer.encoder_attn_residual)
-    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = embedding
-    spec.decoder.projection.weight = embedding
-
-    tokens = tokenizer.convert_ids_to_tokens(list(range(config.vocab_size)))
-    spec.register_source_vocabulary(tokens)
-    spec.register_target_vocabulary(tokens)
-    spec.config.bos_token = tokenizer.bos_token
-    spec.config.eos_token = tokenizer.eos_token
-    spec.config.unk_token = tokenizer.pad_token  # CTranslate2 requires an unknown token; this vocabulary has none
-    spec.config.decoder_start_token = tokenizer.convert_ids_to_tokens(config.decoder_start_token_id)
-    spec.config.layer_norm_epsilon = config.layer_norm_eps
-    spec.validate()
-    spec.optimize(quantization=None if quantization == "float32" else quantization)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    spec.save(str(folder))

@@ -39,10 +39,11 @@ class Agreement:
     sentences: int
     logits: float  # greatest difference, relative to the greatest logit
     equal: int  # sentences with the same best translation
+    compared: str = "logits"  # or log probabilities, where an engine gives no others
 
     def __str__(self) -> str:
         return (
-            f"logits differ by at most {self.logits:.1e} of the largest, "
+            f"{self.compared} differ by at most {self.logits:.1e} of the largest, "
             f"{self.equal} of {self.sentences} translations are equal"
         )
 
