@@ -38,7 +38,8 @@ HARD_STRINGS = [
         unicodedata.normalize("NFD", text)
         for text in ("café, Äpfel, ñ", "Tiếng Việt rất đẹp, ữ ờ", "й ё", "한국", "ぱび")
     ),
-    "z\u0351\u0327a\u0300\u0301\u0302l",
+    "z\u0327\u0351a\u0300\u0301\u0302l",
+    "ⓝ\u0338 ²\u0338",  # marks that compose with nothing
     *r"""
 a
 .
@@ -437,14 +438,13 @@ def _character_map(compiled: bytes) -> list[normalizers.Normalizer]:
     """SentencePiece's table of characters, one of those derived from NFKC.
 
     SentencePiece replaces the longest match at each place. `Precompiled` looks at whole graphemes: it replaces a short
-    one by the shortest match in it, which drops further accents, and composes nothing in a longer one. Therefore NFC
-    composes first; then each mark becomes a grapheme of its own, and `Precompiled` sees single characters.
+    one by the shortest match in it, which drops further accents, and composes nothing in a longer one. Therefore each
+    mark becomes a grapheme of its own, so that `Precompiled` sees single characters, and NFC composes them afterwards.
     """
     if not compiled:
         return []
     extends = r"\p{M}\x{200C}\x{200D}\x{FF9E}\x{FF9F}\x{1F3FB}-\x{1F3FF}"
     return [
-        normalizers.NFC(),
         normalizers.Replace(Regex(rf"(?m)(?<=.)(?=[{extends}])"), BREAK),  # never at the start, where replacing panics
         normalizers.Precompiled(compiled),
         normalizers.Replace(BREAK, ""),
