@@ -2,6 +2,8 @@
 
 # Output formats of translations; see `formats`.
 FORMATS = ("text", "nbest", "jsonl")
+# Engines of `translate`, the default first.
+ENGINES = ("torch", "ctranslate2")
 # Positions at which `alignment` reads the attention of a target word.
 METHODS = ("shift", "naive", "both")
 # Kinds of attention, with their titles in pictures and pages.
