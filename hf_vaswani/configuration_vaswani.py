@@ -89,6 +89,8 @@ class VaswaniConfig(PreTrainedConfig):
 
     Args:
         vocab_size (`int`, defaults to 37000): Entries of the vocabulary that both languages share (section 5.1).
+        source_vocab_size (`int`, *optional*): Entries of a vocabulary of the source's own, with an embedding of its
+            own; `vocab_size` is then the target's. Models of other toolkits need it; the paper shares one.
         d_model (`int`, defaults to 512): Width of the embeddings and of every layer's output.
         d_ff (`int`, defaults to 2048): Inner width of the feed-forward network (section 3.3).
         num_heads (`int`, defaults to 8): Attention heads `h` (section 3.2.2).
@@ -102,6 +104,7 @@ class VaswaniConfig(PreTrainedConfig):
         activation_dropout (`float`, defaults to 0.0): Dropout inside the feed-forward network; the paper has none.
         activation_function (`str`, defaults to `"relu"`): Non-linearity of the feed-forward network.
         attention_bias (`bool`, defaults to `False`): Biases in the four attention projections.
+        output_bias (`bool`, defaults to `False`): Bias in the output projection; the paper has none, Marian does.
         label_smoothing (`float`, defaults to 0.1): `ε_ls` (section 5.4). Active in training mode only, like dropout.
         position_embedding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5) or `"learned"`
             (Table 3, row E).
@@ -115,7 +118,8 @@ class VaswaniConfig(PreTrainedConfig):
         decoder_start_token_id (`int`, defaults to 1): Token that the decoder reads first.
         use_cache (`bool`, defaults to `True`): Cache keys and values of past positions during generation.
         tie_word_embeddings (`bool`, defaults to `True`): Share one matrix between both embeddings and the output
-            projection (section 3.4). If `False`, the output projection has its own; the embeddings still share theirs.
+            projection (section 3.4). If `False`, the output projection has its own; the embeddings still share theirs,
+            unless `source_vocab_size` is given.
 
     Raises:
         StrictDataclassFieldValidationError: A field has the wrong type.
@@ -150,6 +154,7 @@ class VaswaniConfig(PreTrainedConfig):
     pipelines_are_registered: ClassVar[bool] = False
 
     vocab_size: int = 37000
+    source_vocab_size: int | None = None
     d_model: int = 512
     d_ff: int = 2048
     num_heads: int = 8
@@ -162,6 +167,7 @@ class VaswaniConfig(PreTrainedConfig):
     activation_dropout: float | int = 0.0
     activation_function: str = "relu"
     attention_bias: bool = False
+    output_bias: bool = False
     label_smoothing: float | int = 0.1
     position_embedding: str = "sinusoidal"
     max_position_embeddings: int = 1024
@@ -214,6 +220,8 @@ class VaswaniConfig(PreTrainedConfig):
         for name in (*sizes, "decoder_layers"):  # generation tracks positions by the decoder's cache
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.source_vocab_size is not None and self.source_vocab_size < 1:
+            raise ValueError(f"source_vocab_size must be at least 1, got {self.source_vocab_size}.")
         if self.encoder_layers < 0:
             raise ValueError(f"encoder_layers must not be negative, got {self.encoder_layers}.")
         for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):

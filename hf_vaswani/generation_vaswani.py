@@ -70,6 +70,7 @@ ROW_WISE_PROCESSORS = {
     processors.ForcedBOSTokenLogitsProcessor,
     processors.ForcedEOSTokenLogitsProcessor,
     processors.InfNanRemoveLogitsProcessor,
+    processors.LogitNormalization,
     processors.MinLengthLogitsProcessor,
     processors.MinNewTokensLengthLogitsProcessor,
     processors.NoBadWordsLogitsProcessor,
@@ -234,9 +235,9 @@ class VaswaniGenerationMixin(GenerationMixin):
         for model in ensemble:
             if not isinstance(model, VaswaniGenerationMixin):
                 raise TypeError(f"ensemble: expected Vaswani models, got {type(model).__name__}.")
-            if model.config.vocab_size != self.config.vocab_size:
-                found, expected = model.config.vocab_size, self.config.vocab_size
-                raise ValueError(f"ensemble: a model has a vocabulary of {found}, this one {expected}.")
+            for field in ("vocab_size", "source_vocab_size"):
+                if (found := getattr(model.config, field)) != (expected := getattr(self.config, field)):
+                    raise ValueError(f"ensemble: a model has {field} {found}, this one {expected}.")
         if ensemble and {"encoder_outputs", "inputs_embeds"} & model_inputs.keys():
             raise ValueError("ensemble: every model reads input_ids, but encoder_outputs or inputs_embeds were given.")
 

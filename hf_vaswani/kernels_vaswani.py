@@ -69,13 +69,13 @@ def _float32_attention(attention: Callable, module: nn.Module, query, key, value
 
 
 def projected_cross_entropy(
-    hidden_states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, epsilon: float, ignored: int
+    hidden_states: torch.Tensor, projection: nn.Linear, labels: torch.Tensor, epsilon: float, ignored: int
 ) -> torch.Tensor:
-    """Sum of the label-smoothed losses of the logits `hidden_states @ weight.T`, without keeping the logits.
+    """Sum of the label-smoothed losses of the logits `projection(hidden_states)`, without keeping the logits.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): Outputs of the decoder.
-        weight (`torch.Tensor` of shape `(vocab_size, d_model)`): Output projection.
+        projection (`nn.Linear`): Output projection, from `d_model` to `vocab_size` features.
         labels (`torch.Tensor` of shape `(batch, target)`): Target tokens.
         epsilon (`float`): Label smoothing.
         ignored (`int`): Label of positions without a target.
@@ -84,9 +84,13 @@ def projected_cross_entropy(
         `torch.Tensor` of shape `()`, float32.
     """
     kept = labels != ignored
+    hidden_states, labels, weight = hidden_states[kept], labels[kept], projection.weight
+    if projection.bias is not None:  # the weight of a feature that is always 1
+        hidden_states = F.pad(hidden_states, (0, 1), value=1.0)
+        weight = torch.cat((weight, projection.bias[:, None]), dim=1)
     if not torch.is_grad_enabled():
         hidden_states, weight = hidden_states.detach(), weight.detach()  # or gradients would be computed
-    return SmoothedCrossEntropy.apply(hidden_states[kept], weight, labels[kept], epsilon)
+    return SmoothedCrossEntropy.apply(hidden_states, weight, labels, epsilon)
 
 
 def is_plain_product(layer: nn.Module) -> bool:

@@ -42,14 +42,14 @@ from .kernels_vaswani import (
 )
 
 
-IGNORED_LABEL = -100  # label of a position without a target, as everywhere in PyTorch
+IGNORED_LABEL = -100  # label of a position without a target, PyTorch's default
 
 
 def sinusoids(positions: torch.Tensor, d_model: int) -> torch.Tensor:
-    """Position encodings of section 3.5: sines at the even features, cosines of the same angles at the odd ones.
+    """Position encodings (section 3.5): sines at the even features, cosines of the same angles at the odd ones.
 
     Args:
-        positions (`torch.Tensor` of shape `(...)`): Positions, counted from 0. Any length works.
+        positions (`torch.Tensor` of shape `(...)`): Positions, counted from 0, without an upper limit.
         d_model (`int`): Width of the model, even.
 
     Returns:
@@ -62,13 +62,13 @@ def sinusoids(positions: torch.Tensor, d_model: int) -> torch.Tensor:
 
 
 def positions_of(attention_mask: torch.Tensor | None, past_length, length: int, device) -> torch.Tensor:
-    """Position of every token in its own sentence, independent of padding on either side.
+    """Position of every token in its sentence, not counting padding on either side.
 
     Args:
         attention_mask (`torch.Tensor` of shape `(batch, past_length + length)`, *optional*): 1 on real tokens.
-        past_length (`int` or 0-d `torch.Tensor`): Tokens that the cache already holds.
-        length (`int`): Tokens to place.
-        device (`torch.device`): Where the positions are needed.
+        past_length (`int` or 0-d `torch.Tensor`): Number of tokens in the cache.
+        length (`int`): Number of tokens after those.
+        device (`torch.device`): Device of the result, if there is no mask.
 
     Returns:
         `torch.Tensor` of shape `(batch, length)`, or `(1, length)` without a mask.
@@ -79,7 +79,7 @@ def positions_of(attention_mask: torch.Tensor | None, past_length, length: int, 
 
 
 class VaswaniPositionEmbedding(nn.Module):
-    """Sum of embeddings and positions: sinusoids without weights, or the learned table of Table 3, row E."""
+    """Sum of embeddings and position encodings: sinusoids, or a learned table (Table 3, row E)."""
 
     def __init__(self, config: VaswaniConfig):
         super().__init__()
@@ -89,7 +89,7 @@ class VaswaniPositionEmbedding(nn.Module):
             self.weight = nn.Parameter(torch.empty(config.max_position_embeddings, config.d_model))
 
     def forward(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`embeddings` `(batch, length, d_model)`, `positions` `(batch or 1, length)`; the sum, like `embeddings`."""
+        """`embeddings` `(batch, length, d_model)`, `positions` `(batch or 1, length)`; returns the sum."""
         if not self.learned:
             return embeddings + sinusoids(positions, self.d_model).to(embeddings.dtype)
         if not torch.compiler.is_compiling() and (last := int(positions.max())) >= len(self.weight):
@@ -115,9 +115,10 @@ def eager_attention_forward(
     Args:
         query (`torch.Tensor` of shape `(batch, h, queries, d_k)`), key (`(batch, h, keys, d_k)`),
         value (`(batch, h, keys, d_v)`): The projected heads.
-        attention_mask (`torch.Tensor` of shape `(batch, 1, queries, keys)`, *optional*): Added to the scores.
+        attention_mask (`torch.Tensor` of shape `(batch, 1, queries, keys)`, *optional*): Added to the scores; the
+            smallest number of the type hides a key.
         scaling (`float`): `1 / √d_k`.
-        dropout (`float`): Dropout on the weights.
+        dropout (`float`): Probability with which a weight is dropped in training.
 
     Returns:
         The outputs `(batch, queries, h, d_v)` and the weights `(batch, h, queries, keys)`.
@@ -131,9 +132,9 @@ def eager_attention_forward(
 
 
 class VaswaniAttention(nn.Module):
-    """Multi-head attention (section 3.2.2), with `d_k` and `d_v` free as in Table 3, row B.
+    """Multi-head attention (section 3.2.2). `d_k` and `d_v` need not be `d_model / h` (Table 3, row B).
 
-    Self-attention when `key_value_states` is not given, encoder-decoder attention otherwise.
+    Encoder-decoder attention if `forward` gets `key_value_states`, self-attention otherwise.
     """
 
     def __init__(self, config: VaswaniConfig, layer_idx: int, is_causal: bool = False):
@@ -162,13 +163,13 @@ class VaswaniAttention(nn.Module):
         """
         Args:
             hidden_states (`torch.Tensor` of shape `(batch, queries, d_model)`): States that produce the queries.
-            attention_mask (`torch.Tensor`, *optional*): Mask in the form of the chosen attention function.
+            attention_mask (`torch.Tensor`, *optional*): Mask in the form that the attention implementation takes.
             key_value_states (`torch.Tensor` of shape `(batch, keys, d_model)`, *optional*): The encoder's output.
             past_key_values (`EncoderDecoderCache`, *optional*): Keys and values of earlier positions.
 
         Returns:
-            The outputs `(batch, queries, d_model)` and, from the eager function, the weights
-            `(batch, h, queries, keys)`.
+            The outputs `(batch, queries, d_model)`, and the weights `(batch, h, queries, keys)` if the attention
+            implementation is `eager`.
         """
         query = self._split_heads(self.q_proj(hidden_states), self.d_k)
         key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
@@ -192,7 +193,7 @@ class VaswaniAttention(nn.Module):
     def _keys_and_values(self, hidden_states, key_value_states, cache) -> tuple[torch.Tensor, torch.Tensor]:
         is_cross_attention = key_value_states is not None
         if is_cross_attention and cache is not None and cache.is_updated.get(self.layer_idx):
-            # The encoder's output does not change while a sentence is decoded.
+            # Keys and values of the encoder's output stay the same while a sentence is decoded.
             layer = cache.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
 
@@ -318,7 +319,7 @@ class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
         """Choose the attention implementation.
 
         Raises:
-            ValueError: Flash attention is asked for, but `d_k` and `d_v` differ; its kernels have one width for both.
+            ValueError: Flash attention is requested, but `d_k` and `d_v` differ; its kernels have one width for both.
         """
         d_k, d_v = self.config.d_k, self.config.d_v
         if is_flash_attention_requested(requested_attention_implementation=attn_implementation) and d_k != d_v:
@@ -335,7 +336,7 @@ class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
         """
         self.float().eval().requires_grad_(False)
         quantize_linear_layers(self)
-        self.config.tie_word_embeddings = False  # the projection has numbers of its own now
+        self.config.tie_word_embeddings = False  # the projection is 8-bit, the embedding is not
         self.all_tied_weights_keys = self.get_expanded_tied_weights_keys(all_submodels=True)
         return self
 
@@ -354,11 +355,11 @@ class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
-    """Base of encoder and decoder: embeds tokens as the first layer's input (sections 3.4, 3.5, 5.4)."""
+    """Base of encoder and decoder, which embeds their inputs (sections 3.4, 3.5, 5.4)."""
 
-    def __init__(self, config: VaswaniConfig):
+    def __init__(self, config: VaswaniConfig, vocab_size: int):
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embed_positions = VaswaniPositionEmbedding(config)
         self.embed_scale = math.sqrt(config.d_model)
         self.gradient_checkpointing = False
@@ -372,7 +373,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         """`Dropout(√d_model · embedding + position)`, `(batch, length, d_model)`.
 
         Raises:
-            ValueError: Both or none of `input_ids` and `inputs_embeds` are given.
+            ValueError: Both or neither of `input_ids` and `inputs_embeds` are given.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"{type(self).__name__} takes exactly one of input_ids and inputs_embeds.")
@@ -389,7 +390,7 @@ class VaswaniEncoder(VaswaniStack):
     _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
 
     def __init__(self, config: VaswaniConfig):
-        super().__init__(config)
+        super().__init__(config, config.source_vocab_size or config.vocab_size)
         self.layers = nn.ModuleList(VaswaniEncoderLayer(config, i) for i in range(config.encoder_layers))
         self.post_init()
 
@@ -428,7 +429,7 @@ class VaswaniDecoder(VaswaniStack):
     }
 
     def __init__(self, config: VaswaniConfig):
-        super().__init__(config)
+        super().__init__(config, config.vocab_size)
         self.layers = nn.ModuleList(VaswaniDecoderLayer(config, i) for i in range(config.decoder_layers))
         self.post_init()
 
@@ -447,7 +448,7 @@ class VaswaniDecoder(VaswaniStack):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch, target)`): Target tokens that the cache does not hold yet.
+            input_ids (`torch.LongTensor` of shape `(batch, target)`): Target tokens that are not in the cache.
             attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 0 on padding.
             encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`): The encoder's output.
             encoder_attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 0 on padding.
@@ -475,8 +476,8 @@ class VaswaniDecoder(VaswaniStack):
         if encoder_hidden_states is not None:
             is_padded = encoder_attention_mask is not None and encoder_attention_mask.dim() == 2
             if is_padded and is_flash_attention_requested(self.config):
-                # The library's flash attention would take the padding of the source for that of the target too; masks
-                # of four dimensions go to SDPA.
+                # transformers' flash attention would apply the source's padding to the target too. With a mask of four
+                # dimensions, `_attend` chooses SDPA.
                 encoder_attention_mask = encoder_attention_mask[:, None, None].bool()
             encoder_attention_mask = create_bidirectional_mask(
                 self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
@@ -505,22 +506,25 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
+        if config.source_vocab_size is not None:
+            self._tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = VaswaniEncoder(config)
         self.decoder = VaswaniDecoder(config)
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:
-        """Tie the embeddings of source and target, also where `tie_word_embeddings` is off."""
+        """Tie the embeddings also where `tie_word_embeddings` is off, which is about the output projection."""
         return super().get_expanded_tied_weights_keys(all_submodels) or self._tied_weights_keys.copy()
 
     def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding of `vocab_size` tokens; one of the source's own is `encoder.embed_tokens`."""
         return self.shared
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.shared = value
-        self.encoder.embed_tokens = value
-        self.decoder.embed_tokens = value
+        self.shared = self.decoder.embed_tokens = value
+        if self.config.source_vocab_size is None:
+            self.encoder.embed_tokens = value
 
     @can_return_tuple
     def forward(
@@ -542,7 +546,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
             attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 0 on padding.
             decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`): The target, shifted right.
             decoder_attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 0 on padding.
-            encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): The encoder's output, if already known.
+            encoder_outputs (`BaseModelOutput` or `tuple`, *optional*): The encoder's output, if already computed.
             past_key_values (`Cache`, *optional*): The decoder's cache.
             inputs_embeds, decoder_inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*):
                 Embeddings, instead of token ids.
@@ -590,7 +594,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
     def __init__(self, config: VaswaniConfig):
         super().__init__(config)
         self.model = VaswaniModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.output_bias)
         self.post_init()
 
     @can_return_tuple
@@ -614,13 +618,13 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         """
         Args:
             labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): Target tokens, -100 at positions
-                without one. Without `decoder_input_ids`, the decoder reads them shifted right.
+                without one. Without `decoder_input_ids`, the decoder reads the labels shifted right.
             logits_to_keep (`int` or 1-D `torch.Tensor`, *optional*): Compute the logits of this many last positions,
                 or of these positions; 0 means all.
-            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Labels of the whole batch, over all devices and
-                accumulated parts; the divisor of the loss. Without it, the loss is the mean over the labels given.
-            skip_logits (`bool`, defaults to `False`): Compute the loss alone and return no logits. That is faster and
-                saves the memory of a `(batch, target, vocab_size)` matrix.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Divisor of the loss: the number of labels in the
+                whole batch, on all devices and in all accumulated parts. By default, those in `labels`.
+            skip_logits (`bool`, defaults to `False`): Compute the loss and return no logits. This is faster, and
+                saves the memory of a `(batch, target, vocab_size)` tensor.
 
         The other arguments are those of [`VaswaniModel`].
 
@@ -672,7 +676,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         """Cross-entropy per label, smoothed in training mode (section 5.4)."""
         epsilon = self.config.label_smoothing if self.training else 0.0
         if logits is None:
-            total = projected_cross_entropy(hidden_states, self.lm_head.weight, labels, epsilon, IGNORED_LABEL)
+            total = projected_cross_entropy(hidden_states, self.lm_head, labels, epsilon, IGNORED_LABEL)
         else:
             total = F.cross_entropy(
                 logits.flatten(0, 1).float(),
@@ -688,7 +692,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, VaswaniGenerationM
         return total / num_items_in_batch
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift `labels` `(batch, target)` right behind the start token, with padding for -100."""
+        """Shift `labels` `(batch, target)` right, put the start token first, and replace -100 by padding."""
         start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
         shifted = torch.cat((start, labels[:, :-1]), dim=1)
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)

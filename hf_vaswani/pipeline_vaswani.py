@@ -34,11 +34,13 @@ class VaswaniTranslationPipeline(Pipeline):
             ValueError: The sizes of the tokenizer and of the model's vocabulary do not match.
         """
         super().__init__(*args, **kwargs)
-        unused = self.model.config.vocab_size - len(self.tokenizer or [])
+        # The tokenizer reads the source; models of other classes, which the pipeline accepts, may lack the field.
+        size = getattr(self.model.config, "source_vocab_size", None) or self.model.config.vocab_size
+        unused = size - len(self.tokenizer or [])
         if self.tokenizer is not None and not 0 <= unused < self.MOST_PADDING:
             raise ValueError(
                 f"The tokenizer has {len(self.tokenizer)} tokens, but the model's vocabulary "
-                f"{self.model.config.vocab_size}: they do not match."
+                f"{size}: they do not match."
             )
 
     def __call__(self, inputs, batch_size: int | None = None, progress: bool | None = None, **kwargs):

@@ -19,7 +19,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from .files import check_output_folder
-from .options import positive
+from .options import Parser, positive
+from .running import naming_resumption, run
+from .trainer.command_line import UsageError, parse_values
 from .trainer.packaged_recipes import packaged_recipes
 
 
@@ -29,7 +31,7 @@ OURS = ("model", "output_dir", "seed", "resume", "average", "average_count", "to
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani ablate`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hf-vaswani ablate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", help="recipe: a YAML file, or one of " + ", ".join(packaged_recipes()))
@@ -69,38 +71,47 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = make_parser()
     end = argv.index("--") if "--" in argv else len(argv)
     args, train_argv = parser.parse_args(argv[:end]), argv[end + 1 :]
+    check_output_folder(args.output)
     if args.config is None and not args.table_only:
         parser.error("training needs --config")
     for argument in train_argv:
         name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
         if argument.startswith("--") and name in OURS:
             parser.error(f"{argument} after --: ablate sets it itself")
-    return args, ([] if args.config is None else ["--config", args.config]) + train_argv
+    train_argv = ([] if args.config is None else ["--config", args.config]) + train_argv
+    try:
+        parse_values(train_argv)
+    except UsageError as error:
+        parser.error(f"after --: {error}")
+    return args, train_argv
 
 
 def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani ablate`."""
     args, train_argv = parse_arguments(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     check_output_folder(args.output)
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     folder = Path(args.output)
 
     from .ablation.experiment import Ablation
     from .ablation.rows import named_rows
     from .ablation.table import write_table
 
+    # After the imports, whose notices are not for the user.
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     if not args.table_only:
         rows = named_rows(args.rows)
         ablation = Ablation(train_argv, folder, args.scale, args.average_last)
         for row in rows:
             ablation.words_of(row, ablation.seed)  # raises for an impossible row before hours of training
-        ablation.prepare()
-        for seed in args.seeds or [ablation.seed]:
-            for row in rows:
-                if ablation.run(row, seed):
-                    write_table(folder)
+        with naming_resumption(lambda: "The same command continues."):
+            ablation.prepare()
+            for seed in args.seeds or [ablation.seed]:
+                for row in rows:
+                    if ablation.run(row, seed):
+                        write_table(folder)
     print(write_table(folder))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("ablate"))

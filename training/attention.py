@@ -2,11 +2,13 @@
 page."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from .files import PICTURES, check_output, write_whole
 from .inference.choices import TITLES
-from .options import add_trust, positive
+from .options import Parser, add_trust, positive
+from .running import run
 
 
 def head_number(text: str) -> int | str:
@@ -16,7 +18,7 @@ def head_number(text: str) -> int | str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani attention`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani attention", description=__doc__)
+    parser = Parser(prog="hf-vaswani attention", description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
     parser.add_argument("--source", required=True, help="source sentence")
     parser.add_argument("--target", help="translation of the sentence (default: the model's own)")
@@ -63,4 +65,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("attention"))

@@ -1,15 +1,17 @@
 """Average the weights of several checkpoints into one checkpoint (section 6.1 of the paper)."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from .files import check_output_folder
-from .options import add_trust, positive
+from .options import Parser, add_trust, positive
+from .running import run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani average`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani average", description=__doc__)
+    parser = Parser(prog="hf-vaswani average", description=__doc__)
     selection = parser.add_mutually_exclusive_group(required=True)
     selection.add_argument("--run", help="folder of a run whose last checkpoints to average")
     selection.add_argument("--checkpoints", nargs="+", help="checkpoint folders to average")
@@ -39,4 +41,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("average"))

@@ -1,12 +1,9 @@
 """Entry point of `hf-vaswani COMMAND ...`. Each command is the module of the same name."""
 
-import importlib.util
-import os
 import sys
-import traceback
-from pathlib import Path
 
-from .settings import KERNELS
+from .options import suggestion
+from .running import run
 from .versions import OWN, version
 
 
@@ -17,6 +14,7 @@ COMMANDS = {
     "score": "score translations",
     "score-pairs": "print the log probabilities of given translations",
     "align": "align the words of translations with the words of their sources",
+    "convert": "convert models of other toolkits (OPUS-MT, Marian, FSMT) to checkpoints, and back",
     "publish": "push a checkpoint to the Hub",
     "ablate": "train rows of the paper's Table 3 and compare the results with the paper's",
     "curves": "draw the loss, BLEU and learning rate of a run",
@@ -28,43 +26,28 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. User errors are printed as one line on standard error, without a traceback.
+    """Run one command; see `run`.
 
     Args:
         argv (`list[str]`, *optional*): Command-line arguments; defaults to those of the process.
 
     Returns:
-        Exit status: 0 for success, 1 for invalid input, 2 for an unknown command.
+        Exit status: 0 for success, 1 for invalid input, 2 for an unknown command, 130 after Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--version"]:
         print(OWN, version(OWN))
         return 0
-    if not argv or argv[0] not in COMMANDS:
+    if not argv or argv[0] in ("-h", "--help"):
         lines = [f"  {name:<11} {text}" for name, text in COMMANDS.items()]
-        is_help = bool(argv) and argv[0] in ("-h", "--help")
         usage = ["usage: hf-vaswani COMMAND ...", "       hf-vaswani --version", *lines]
-        print("\n".join(usage), file=sys.stdout if is_help else sys.stderr)
-        return 0 if is_help else 2
-    for name, value in KERNELS.items():
-        os.environ.setdefault(name, value)
-    try:
-        importlib.import_module("." + argv[0].replace("-", "_"), __package__).main(argv[1:])
-    except ModuleNotFoundError as error:
-        print(f"hf-vaswani {argv[0]}: {error}. The commands need: pip install 'hf-vaswani[train]'", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, ImportError) as error:
-        if isinstance(error, ValueError) and not _raised_by_project(error):
-            raise
-        print(f"hf-vaswani {argv[0]}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _raised_by_project(error: Exception) -> bool:
-    """Return `True` if code of this project raised the error, as a message for the user, and `False` for a library."""
-    folders = {Path(__file__).parent, Path(importlib.util.find_spec("hf_vaswani").origin).parent}
-    return not folders.isdisjoint(Path(traceback.extract_tb(error.__traceback__)[-1].filename).parents)
+        print("\n".join(usage), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    if argv[0] not in COMMANDS:
+        print(f"hf-vaswani: error: unknown command {argv[0]}.{suggestion(argv[0], COMMANDS)}", file=sys.stderr)
+        print("hf-vaswani --help lists the commands.", file=sys.stderr)
+        return 2
+    return run(argv[0], argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """Draw the loss, learning rate and BLEU of a run against the step, from the log of the Trainer."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from .files import PICTURES, check_output
+from .options import Parser
+from .running import run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani curves`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani curves", description=__doc__)
+    parser = Parser(prog="hf-vaswani curves", description=__doc__)
     parser.add_argument("--run", required=True, help="folder of a finished run or of one of its checkpoints")
     parser.add_argument("--output", required=True, help="picture to write: .png, .svg or .pdf")
     return parser
@@ -29,4 +32,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("curves"))

@@ -4,16 +4,16 @@ The page shows the n-best list, the log probability of every token and the atten
 """
 
 import argparse
+import sys
 
 from .files import check_output_folder
-from .options import add_dtype, add_trust, positive
+from .options import Parser, add_dtype, add_trust, positive
+from .running import run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani demo`."""
-    parser = argparse.ArgumentParser(
-        prog="hf-vaswani demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="hf-vaswani demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
     add_dtype(parser)
     parser.add_argument(
@@ -46,9 +46,12 @@ def main(argv: list[str] | None = None) -> None:
     if args.write_space is not None:
         print(*write_space(args.model, args.write_space, version), sep="\n")
         return
-    page = make_page(args.model, args.dtype, args.trust_remote_code)
+
+    from .publishing.introduction import introduce
+
+    page = make_page(args.model, args.dtype, args.trust_remote_code, introduce(args.model))
     page.launch(server_name=args.host, server_port=args.port, share=args.share, app_kwargs=SERVER)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("demo"))

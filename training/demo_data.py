@@ -4,16 +4,20 @@ German word order and agreement exercise attention and positions. The verb is se
 subordinate clause. A perfect, a modal verb or a separable prefix splits it around the objects. The subject follows the
 verb after an adverb. Articles and adjectives agree with their noun in gender, case and number, which English does not
 mark. The grammar yields far more sentences than are ever generated, and the splits share none, so the model has not
-seen the test sentences.
+seen the test sentences. The grammar also knows the gold alignment of the words.
 """
 
 import argparse
 import random
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 from .files import check_output, check_output_folder, write_whole
+from .options import Parser
+from .running import run
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,26 @@ ADJECTIVE_MIXED = {
 
 
 @dataclass(frozen=True)
+class Word:
+    """Word of a sentence with what it stands for, from which the gold alignment follows.
+
+    Attributes:
+        text (`str`): Word.
+        sure (`tuple[str, ...]`): Meanings that the word expresses. An English word has one.
+        possible (`tuple[str, ...]`): Meanings that a German word takes part in: "sieht" in that of "does" in "does not
+            see".
+    """
+
+    text: str
+    sure: tuple[str, ...]
+    possible: tuple[str, ...] = ()
+
+
+def join(words: list[Word]) -> str:
+    return " ".join(word.text for word in words)
+
+
+@dataclass(frozen=True)
 class NounPhrase:
     """Determiner ("the", "this", "a" or "my"), optional adjective (English and German) and noun."""
 
@@ -143,15 +167,16 @@ class NounPhrase:
     noun: Noun
     plural: bool
 
-    def in_english(self) -> str:
+    def in_english(self, role: str) -> list[Word]:
         determiner = "these" if self.determiner == "this" and self.plural else self.determiner
         noun = self.noun.english_plural if self.plural else self.noun.english
-        words = [determiner, *([self.adjective[0]] if self.adjective else []), noun]
-        if determiner == "a" and words[1][0] in "aeiou":
-            words[0] = "an"
-        return " ".join(words)
+        following = self.adjective[0] if self.adjective else noun
+        if determiner == "a" and following[0] in "aeiou":
+            determiner = "an"
+        adjective = [Word(self.adjective[0], (f"{role} adjective",))] if self.adjective else []
+        return [Word(determiner, (f"{role} determiner",)), *adjective, Word(noun, (role,))]
 
-    def in_german(self, case: str) -> str:
+    def in_german(self, case: str, role: str) -> list[Word]:
         column = 3 if self.plural else "mfn".index(self.noun.gender)
         determiner = {
             "the": ARTICLES[case][column],
@@ -160,8 +185,12 @@ class NounPhrase:
             "my": "mein" + MIXED[case][column],
         }[self.determiner]
         endings = ADJECTIVE_WEAK if self.determiner in ("the", "this") else ADJECTIVE_MIXED
-        adjective = [self.adjective[1] + endings[case][column]] if self.adjective else []
-        return " ".join([determiner, *adjective, self.noun.in_german(case, self.plural)])
+        adjective = []
+        if self.adjective:
+            adjective = [Word(self.adjective[1] + endings[case][column], (f"{role} adjective",))]
+        # The dative also says what "to" says in English.
+        first = Word(determiner, (f"{role} determiner",), (f"to {role}",))
+        return [first, *adjective, Word(self.noun.in_german(case, self.plural), (role,))]
 
 
 @dataclass(frozen=True)
@@ -177,49 +206,73 @@ class Clause:
     modal: tuple[str, str, str, str] | None
     negated: bool
 
-    def in_english(self) -> str:
+    def in_english(self) -> list[Word]:
         plural = self.subject.plural
-        negation = ["not"] if self.negated else []
+        negation = [Word("not", ("not",))] if self.negated else []
         if self.tense == "perfect":
-            verb = ["have" if plural else "has", *negation, self.verb.participle]
+            verb = [
+                Word("have" if plural else "has", ("finite",)),
+                *negation,
+                *self._english_verb(self.verb.participle),
+            ]
         elif self.tense == "modal":
-            verb = [self.modal[1] if plural else self.modal[0], self.verb.base]
+            modal, *to = (self.modal[1] if plural else self.modal[0]).split()
+            verb = [
+                Word(modal, ("finite",)),
+                *[Word(word, ("to verb",)) for word in to],
+                *self._english_verb(self.verb.base),
+            ]
         elif self.negated:
-            verb = ["do" if plural else "does", "not", self.verb.base]
+            verb = [Word("do" if plural else "does", ("do",)), *negation, *self._english_verb(self.verb.base)]
         else:
-            verb = [self.verb.base if plural else self.verb.third]
-        return " ".join([self.subject.in_english(), *verb, *self._english_objects()])
+            verb = self._english_verb(self.verb.base if plural else self.verb.third)
+        return [*self.subject.in_english("subject"), *verb, *self._english_objects()]
 
-    def _english_objects(self) -> list[str]:
-        accusative = self.accusative.in_english()
+    def _english_verb(self, form: str) -> list[Word]:
+        verb, *particle = form.split()
+        return [Word(verb, ("verb",)), *[Word(word, ("particle",)) for word in particle]]
+
+    def _english_objects(self) -> list[Word]:
+        accusative = self.accusative.in_english("accusative")
         if self.dative is None:
-            return [accusative]
+            return accusative
+        dative = self.dative.in_english("dative")
         if self.dative_first:
-            return [self.dative.in_english(), accusative]
-        return [accusative, "to", self.dative.in_english()]
+            return [*dative, *accusative]
+        return [*accusative, Word("to", ("to dative",)), *dative]
 
-    def in_german(self, adverb: str = "", subordinate: bool = False) -> str:
+    def in_german(self, adverb: str = "", subordinate: bool = False) -> list[Word]:
         """Inflect the clause. The verb is last if `subordinate`; otherwise second, after `adverb` or the subject."""
         finite, tail = self._german_verb(subordinate)
-        subject = self.subject.in_german("nominative")
-        dative = [self.dative.in_german("dative")] if self.dative else []
-        objects = [*dative, self.accusative.in_german("accusative"), *(["nicht"] if self.negated else [])]
+        subject = self.subject.in_german("nominative", "subject")
+        dative = self.dative.in_german("dative", "dative") if self.dative else []
+        negation = [Word("nicht", ("not",))] if self.negated else []
+        objects = [*dative, *self.accusative.in_german("accusative", "accusative"), *negation]
         if subordinate:
-            return " ".join([subject, *objects, *tail, finite])
-        start = [adverb, finite, subject] if adverb else [subject, finite]
-        return " ".join([*start, *objects, *tail])
+            return [*subject, *objects, *tail, finite]
+        start = [*adverb_words(adverb), finite, *subject] if adverb else [*subject, finite]
+        return [*start, *objects, *tail]
 
-    def _german_verb(self, subordinate: bool) -> tuple[str, list[str]]:
+    def _german_verb(self, subordinate: bool) -> tuple[Word, list[Word]]:
         """Finite verb, and the participle, infinitive or prefix at the end of the clause."""
         plural = self.subject.plural
+        whole, part = ("verb", "particle") if self.verb.prefix else ("verb",), ("particle",)
         if self.tense == "perfect":
-            return ("haben" if plural else "hat"), [self.verb.german_participle]
+            return Word("haben" if plural else "hat", ("finite",)), [Word(self.verb.german_participle, whole, part)]
         if self.tense == "modal":
-            return (self.modal[3] if plural else self.modal[2]), [self.verb.german_infinitive]
+            infinitive = Word(self.verb.german_infinitive, whole, (*part, "to verb"))
+            return Word(self.modal[3] if plural else self.modal[2], ("finite",), ("to verb",)), [infinitive]
         finite = self.verb.german_plural if plural else self.verb.german_third
         if subordinate:
-            return self.verb.prefix + finite, []
-        return finite, [self.verb.prefix] if self.verb.prefix else []
+            return Word(self.verb.prefix + finite, whole, (*part, "do")), []
+        prefix = [Word(self.verb.prefix, ("particle",), ("verb",))] if self.verb.prefix else []
+        return Word(finite, ("verb",), (*part, "do")), prefix
+
+
+def adverb_words(adverb: str) -> list[Word]:
+    """Words of an adverb. The last one is its head: "in the evening" is "am Abend"."""
+    words = adverb.split()
+    return [Word(word, ("adverb" if word is words[-1] else "adverb's",)) for word in words]
 
 
 def random_noun_phrase(rng: random.Random, nouns: list[Noun]) -> NounPhrase:
@@ -244,35 +297,65 @@ def random_clause(rng: random.Random) -> Clause:
     )
 
 
-def random_pair(rng: random.Random) -> tuple[str, str]:
-    """Generate an English sentence and its German translation."""
+def links_between(english: list[Word], german: list[Word]) -> Iterator[tuple[int, int, bool]]:
+    """Yield the links of an English and a German word, counted from 0, and whether they are sure."""
+    for (i, word), (j, other) in product(enumerate(english), enumerate(german)):
+        [meaning] = word.sure
+        if meaning in other.sure or meaning in other.possible:
+            yield i, j, meaning in other.sure
+
+
+def random_parts(rng: random.Random) -> Iterator[tuple[list[Word], list[Word]]]:
+    """Generate the parts of a sentence in English and German: a clause, perhaps a conjunction and a second clause."""
     clause = random_clause(rng)
-    english, german = clause.in_english(), clause.in_german()
-    if rng.random() < 0.3:
-        adverb, german_adverb = rng.choice(ADVERBS)
-        english, german = f"{adverb} {english}", clause.in_german(german_adverb)
+    adverb, german_adverb = rng.choice(ADVERBS) if rng.random() < 0.3 else ("", "")
+    yield [*adverb_words(adverb), *clause.in_english()], clause.in_german(german_adverb)
     if rng.random() < 0.35:
         conjunction, german_conjunction = rng.choice(CONJUNCTIONS)
+        yield [Word(conjunction, ("conjunction",))], [Word(german_conjunction, ("conjunction",))]
         second_clause = random_clause(rng)
-        english = f"{english} {conjunction} {second_clause.in_english()}"
-        german = f"{german}, {german_conjunction} {second_clause.in_german(subordinate=True)}"
-    return english[0].upper() + english[1:] + ".", german[0].upper() + german[1:] + "."
+        yield second_clause.in_english(), second_clause.in_german(subordinate=True)
+
+
+def random_pair(rng: random.Random) -> tuple[str, str, str]:
+    """Generate an English sentence, its German translation, and their gold alignment.
+
+    The alignment is in the form `0-0 1-2 2?1`: a sure link has a hyphen, a possible link a question mark. Words are
+    those of `text.split()`, counted from 0.
+    """
+    english, german, links = [], [], []
+    for part, german_part in random_parts(rng):
+        for i, j, sure in links_between(part, german_part):
+            links.append(f"{len(english) + i}{'-' if sure else '?'}{len(german) + j}")
+        english += part
+        german += german_part
+    first, second = join(english), join(german)
+    for _, conjunction in CONJUNCTIONS:
+        second = second.replace(f" {conjunction} ", f", {conjunction} ")
+    return first[0].upper() + first[1:] + ".", second[0].upper() + second[1:] + ".", " ".join(links)
+
+
+def generate_aligned_pairs(count: int, seed: int = 0) -> list[tuple[str, str, str]]:
+    """Generate `count` pairs with distinct English sentences and their gold alignment, reproducibly for a seed."""
+    rng = random.Random(seed)
+    pairs: dict[str, tuple[str, str]] = {}
+    while len(pairs) < count:
+        english, german, links = random_pair(rng)
+        pairs.setdefault(english, (german, links))
+    return [(english, german, links) for english, (german, links) in pairs.items()]
 
 
 def generate_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
     """Generate `count` pairs with distinct English sentences, reproducibly for a seed."""
-    rng = random.Random(seed)
-    pairs: dict[str, str] = {}
-    while len(pairs) < count:
-        english, german = random_pair(rng)
-        pairs.setdefault(english, german)
-    return list(pairs.items())
+    return [(english, german) for english, german, _ in generate_aligned_pairs(count, seed)]
 
 
 def write_demo_data(
     folder: str, train: int = 20_000, val: int = 500, test: int = 500, seed: int = 0
 ) -> dict[str, list[Path]]:
     """Write `train`, `val` and `test` as parallel text files that share no English sentence.
+
+    The gold alignment of each split is in a third file, which ends in `.align`.
 
     Returns:
         `{split: [English file, German file]}`.
@@ -281,23 +364,26 @@ def write_demo_data(
         OSError: One of the files cannot be written; see `check_output`.
     """
     check_output_folder(folder, "folder")
-    files = {split: [Path(folder) / f"{split}.{lang}" for lang in ("en", "de")] for split in ("test", "val", "train")}
+    files = {
+        split: [Path(folder) / f"{split}.{kind}" for kind in ("en", "de", "align")]
+        for split in ("test", "val", "train")
+    }
     Path(folder).mkdir(parents=True, exist_ok=True)
     for path in chain.from_iterable(files.values()):
         check_output(path, option="folder")
-    pairs = generate_pairs(train + val + test, seed)
+    pairs = generate_aligned_pairs(train + val + test, seed)
     start = 0
     for split, count in (("test", test), ("val", val), ("train", train)):
         for side, path in enumerate(files[split]):
             write_whole(path, "".join(pair[side] + "\n" for pair in pairs[start : start + count]))
         start += count
-    return files
+    return {split: paths[:2] for split, paths in files.items()}
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani demo-data`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani demo-data", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="folder for the .en and .de files of train, val and test")
+    parser = Parser(prog="hf-vaswani demo-data", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="folder for the .en, .de and .align files of train, val and test")
     parser.add_argument("--train", type=int, default=20_000, help="training pairs (%(default)s)")
     parser.add_argument("--val", type=int, default=500, help="validation pairs (%(default)s)")
     parser.add_argument("--test", type=int, default=500, help="test pairs (%(default)s)")
@@ -309,8 +395,8 @@ def main(argv: list[str] | None = None) -> None:
     """`hf-vaswani demo-data`."""
     args = make_parser().parse_args(argv)
     for split, paths in write_demo_data(args.folder, args.train, args.val, args.test, args.seed).items():
-        print(f"{split}: {paths[0]}, {paths[1]}")
+        print(f"{split}: {', '.join(map(str, [*paths, paths[0].with_suffix('.align')]))}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("demo-data"))

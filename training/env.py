@@ -5,6 +5,8 @@ import os
 import platform
 import sys
 
+from .options import Parser
+from .running import run
 from .versions import OWN, version
 
 
@@ -49,7 +51,7 @@ def accelerators() -> list[str]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani env`."""
-    return argparse.ArgumentParser(prog="hf-vaswani env", description=__doc__)
+    return Parser(prog="hf-vaswani env", description=__doc__)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -61,4 +63,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("env"))

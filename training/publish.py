@@ -6,15 +6,17 @@ card and pushes nothing.
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from .files import check_output, check_output_folder
-from .options import above_zero, add_trust
+from .options import Parser, above_zero, add_trust
+from .running import run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani publish`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hf-vaswani publish", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
@@ -130,4 +132,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("publish"))

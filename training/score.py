@@ -5,17 +5,17 @@ tests differences from other systems for significance. --by-length and --example
 """
 
 import argparse
+import sys
 
 from .evaluation.choices import COMET_MODEL, DEFAULT_METRICS, LANGUAGES, METRICS, TOKENIZERS
 from .files import check_output
-from .options import add_dtype, add_trust, positive
+from .options import Parser, add_dtype, add_trust, positive
+from .running import run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani score`."""
-    parser = argparse.ArgumentParser(
-        prog="hf-vaswani score", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="hf-vaswani score", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     files = parser.add_argument_group("input", "Text files have one sentence per line, and are plain or .gz.")
     files.add_argument("--hypotheses", help="file of translations to score")
     files.add_argument(
@@ -158,4 +158,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("score"))

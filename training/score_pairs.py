@@ -5,12 +5,13 @@ import json
 import sys
 
 from .data.readers import read_parallel
-from .options import add_dtype, add_trust, positive
+from .options import Parser, add_dtype, add_trust, positive
+from .running import run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani score-pairs`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani score-pairs", description=__doc__)
+    parser = Parser(prog="hf-vaswani score-pairs", description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder or Hub repository")
     parser.add_argument("--sources", required=True, help="text file with one sentence per line, plain or .gz")
     parser.add_argument("--translations", required=True, help="file of translations, parallel to --sources")
@@ -51,4 +52,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("score-pairs"))

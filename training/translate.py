@@ -9,16 +9,49 @@ import logging
 import sys
 from pathlib import Path
 
-from .data.readers import check_file
+from .data.readers import check_file, is_interactive
 from .files import check_output, is_stream, partial_files
 from .inference.choices import ENGINES, FORMATS, MAX_SOURCE_TOKENS
-from .options import above_zero, add_dtype, add_trust, finite, positive, share
+from .options import OptionGroup, Parser, above_zero, add_dtype, add_trust, finite, positive, share
+from .running import naming_resumption, run
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the argument parser of `hf-vaswani translate`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani translate", description=__doc__)
-    add = parser.add_argument
+    parser = Parser(prog="hf-vaswani translate", description=__doc__)
+    _add_files(parser.add_argument_group("input and output"))
+    _add_search(parser.add_argument_group("search"))
+    _add_sampling(parser.add_argument_group("sampling"))
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--batch-tokens", type=positive, default=1024, help="source tokens per batch (default: %(default)s)"
+    )
+    speed.add_argument(
+        "--window",
+        type=positive,
+        help="number of lines that are sorted by length and translated together; their translations are written at "
+        "once (default: 10000, or 1 for a terminal)",
+    )
+    speed.add_argument(
+        "--processes",
+        type=positive,
+        default=1,
+        help="number of processes, each on its own accelerator, or all on the CPU if there is none (default: "
+        "%(default)s)",
+    )
+    speed.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="torch, or CTranslate2 with the same settings and scores; the model is converted once, into a cache in "
+        "HF_HOME (default: %(default)s)",
+    )
+    add_dtype(speed)
+    return parser
+
+
+def _add_files(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--model", required=True, nargs="+", help="checkpoint folder or Hub repository; several form an ensemble")
     add("--input", default="-", help="text file with one sentence per line, plain or .gz (default: standard input)")
     add("--output", help="text file to write, compressed if the name ends in .gz; a FIFO or a device, such as "
@@ -27,31 +60,32 @@ def make_parser() -> argparse.ArgumentParser:
     add("--format", choices=FORMATS, help="output format: text has the best translation on each line, nbest is the "
         "n-best list of Moses, jsonl has one JSON object per line with scores and the log probability of every token "
         "(default: text, or nbest with --n-best)")  # fmt: skip
-    add("--n-best", type=positive, help="number of translations per sentence (default: 1)")
-    add("--target-prefix", help="text file parallel to --input with the words that each translation must begin with")
     add("--max-source-tokens", type=positive, help="maximum number of tokens in a line; --long-lines handles longer "
         f"lines (default: the model's limit, or {MAX_SOURCE_TOKENS})")  # fmt: skip
     add("--long-lines", choices=("split", "error"), default="split", help="split lines that exceed "
         "--max-source-tokens into pieces that are translated separately, or stop with an error "
         "(default: %(default)s)")  # fmt: skip
-    add("--batch-tokens", type=positive, default=1024, help="source tokens per batch (default: %(default)s)")
-    add("--window", type=positive, default=10_000, help="number of lines that are sorted by length and translated "
-        "together (default: %(default)s)")  # fmt: skip
-    add("--processes", type=positive, default=1, help="number of processes, each on its own accelerator, or all on "
-        "the CPU if there is none (default: %(default)s)")  # fmt: skip
-    add("--engine", choices=ENGINES, default=ENGINES[0], help="torch, or CTranslate2 with the same settings and "
-        "scores; the model is converted once, into a cache in HF_HOME (default: %(default)s)")  # fmt: skip
-    add_dtype(parser)
+    add("--skip-bad-lines", action="store_true", help="leave the translation of a line empty that is too long, or "
+        "whose prefix is, and report the lines at the end (default: stop with an error)")  # fmt: skip
+    add_trust(group)
+
+
+def _add_search(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--num-beams", type=positive, help="beam size (default: the checkpoint's)")
     add("--length-penalty", type=finite, help="length penalty α, 0.6 in the paper (default: the checkpoint's)")
+    add("--n-best", type=positive, help="number of translations per sentence (default: 1)")
+    add("--target-prefix", help="text file parallel to --input with the words that each translation must begin with")
+
+
+def _add_sampling(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--sample", action="store_true", help="sample translations at random instead of searching for the likeliest")
     add("--temperature", type=above_zero, help="temperature of --sample (default: 1)")
     add("--top-k", type=positive, help="restrict --sample to this number of most likely tokens (default: all tokens)")
     add("--top-p", type=share, help="restrict --sample to the most likely tokens whose probabilities add up to this "
         "number (default: all tokens)")  # fmt: skip
     add("--seed", type=int, help="random seed of --sample (default: 0)")
-    add_trust(parser)
-    return parser
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -91,9 +125,17 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         parser.error("--n-best needs --format nbest or jsonl: text has one translation per line")
     args.format = args.format or ("text" if args.n_best is None else "nbest")
     args.n_best = args.n_best or 1
+    args.window = args.window or (1 if is_interactive(args.input) else 10_000)
     options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
     args.options = {name: value for name, value in options.items() if value is not None}
     return args
+
+
+def how_to_continue(output: str | None) -> str:
+    """Sentence that names `--resume`, if there is a partial output to resume."""
+    if output is None or not all(file.is_file() for file in partial_files(output)):
+        return ""
+    return "The same command with --resume continues."
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -103,6 +145,7 @@ def main(argv: list[str] | None = None) -> None:
 
     import torch
     from torch.distributed import is_torchelastic_launched
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     from .inference.file_translation import load_search, translate_file
     from .inference.workers import launch
@@ -113,11 +156,15 @@ def main(argv: list[str] | None = None) -> None:
         devices = torch.accelerator.device_count() if args.dtype != "int8" else 0
         if 0 < devices < args.processes:
             raise ValueError(f"--processes {args.processes}: expected as many accelerators, found {devices}.")
-        launch(args.processes, f"{__package__}.cli", ["translate", *argv])
+        try:
+            launch(args.processes, f"{__package__}.cli", ["translate", *argv])
+        except SignalException as stop:  # the processes have received it too, and the first one has reported it
+            raise SystemExit(128 + stop.sigval) from None
         return
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    translate_file(args, load_search)
+    with naming_resumption(lambda: how_to_continue(args.output)):
+        translate_file(args, load_search)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run("translate"))

@@ -1,13 +1,12 @@
 """Versions of installed packages, read without importing them."""
 
-from importlib import metadata
-
-
 OWN = "hf-vaswani"
 
 
 def version(package: str) -> str:
     """Installed version of a package, or "not installed"."""
+    from importlib import metadata  # slow, and only one option needs it
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

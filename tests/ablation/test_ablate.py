@@ -175,6 +175,14 @@ def test_a_result_says_what_was_trained(finished):
     assert result(finished, "base")["parameters"] == found["parameters"]
 
 
+def test_a_run_shorter_than_a_logging_step_has_its_tokens(data, tmp_path):
+    output = tmp_path / "runs"
+    assert main(words(data, output, "--max_steps", "2", "--logging_steps", "100", rows=["base"])) == 0
+    found = result(output, "base")
+    assert found["updates"] == 2 and found["source_tokens"] > 0 and found["target_tokens"] > 0
+    assert f"target tokens: {found['target_tokens']:,};" in (output / "table.md").read_text()
+
+
 def test_a_row_is_scored_by_the_mean_of_its_last_checkpoints(finished, data, monkeypatch):
     run = finished / "A-h4" / "seed-42"
     averaged = json.loads((run / "average-last" / "averaged_from.json").read_text())["checkpoints"]
@@ -227,8 +235,7 @@ def test_a_killed_run_goes_on_in_the_middle_and_a_finished_one_is_left_alone(
 
     again = False
     monkeypatch.setattr(VaswaniTrainer, "training_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        main(words(data, output))
+    assert main(words(data, output)) == 130
     before = (output / "base" / "seed-42" / "result.json").read_text()
     assert not (output / "A-h4" / "seed-42" / "result.json").exists()
     assert "A-h4" not in json.loads((output / "table.json").read_text())["rows"]
@@ -329,6 +336,10 @@ def test_differences_their_errors_and_verdicts_are_those_computed_by_hand():
     assert found["rows"]["A-h16"]["bleu"]["verdict"] == "agrees"  # the paper has no difference either
     assert found["rows"]["A-h16"]["perplexity"]["verdict"] == "within noise"  # the paper has -0.01
     assert found["cost"]["updates"] == 2800 and found["cost"]["target_tokens"] == 6300
+    assert found["runs of unknown time"] == 0
+    results[0]["target_tokens"] = results[1]["seconds"] = None
+    found = summary(results)
+    assert found["cost"]["target_tokens"] == 5400 and found["runs of unknown time"] == 2
 
 
 @pytest.mark.parametrize(

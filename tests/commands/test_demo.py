@@ -9,7 +9,10 @@ import torch
 from hf_vaswani import modeling_vaswani
 from training.cli import main
 from training.demo_data import write_demo_data
+from training.evaluation.alignment_error import read_gold_links, score_alignments
 from training.evaluation.modules import score
+from training.inference.alignment import align
+from training.inference.loading import load_checkpoint
 
 
 pytestmark = pytest.mark.slow
@@ -35,6 +38,12 @@ def test_the_demo_is_learned(data, tmp_path):
     assert bleu_on_unseen_sentences(data, tmp_path) > 95
     history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
     assert [entry["eval_bleu"] for entry in history if "eval_bleu" in entry][-1] > 95
+    sources, translations = (Path(path).read_text(encoding="utf-8").splitlines() for path in data["test"])
+    gold = read_gold_links(str(Path(data["test"][0]).with_suffix(".align")), sources, translations)
+    model, tokenizer = load_checkpoint(str(tmp_path / "mean"))
+    for method in ("attention", "erasure"):
+        links = align(model, tokenizer, sources, translations, method=method)
+        assert score_alignments(links, gold).error_rate < 0.1, method
 
 
 def test_it_cannot_be_learned_without_positions(data, tmp_path, monkeypatch):

@@ -15,9 +15,17 @@ import hf_vaswani
 from support.models import noisy_translator
 from training.cli import main
 from training.inference import demo_page
-from training.inference.demo_page import Found, Translator, best_translations, token_table, write_space
+from training.inference.demo_page import (
+    Found,
+    Introduction,
+    Translator,
+    best_translations,
+    token_table,
+    write_space,
+)
 from training.inference.search import Translation
 from training.inference.translation import translate
+from training.publishing import introduction
 
 
 HOSTILE = '<script>alert("1")</script> {{value}} ${1} </iframe>'
@@ -185,7 +193,7 @@ def page(checkpoint):
     """The page, served on this machine; its client."""
     pytest.importorskip("gradio")
     client = pytest.importorskip("gradio_client")
-    page = demo_page.make_page(str(checkpoint))
+    page = demo_page.make_page(str(checkpoint), introduction=Introduction(("en", "de"), "A dog."))
     _, address, _ = page.launch(
         server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, app_kwargs=demo_page.SERVER
     )
@@ -206,6 +214,14 @@ def test_the_page_translates(page, translator, pairs):
     tokens, attention = page.predict(3, api_name="/look_into")
     assert tokens == token_table(found[3].translation)
     assert Elements(attention).elements[0][1]["srcdoc"].count(found[3].source) == 1
+
+
+def test_the_page_names_the_languages_and_opens_with_the_example(page):
+    boxes = [part["props"] for part in page.config["components"] if part["type"] == "textbox"]
+    assert [(box["label"], box.get("value")) for box in boxes] == [
+        ("Source (en), one sentence per line", "A dog."),
+        ("Translation (de)", None),
+    ]
 
 
 def test_the_page_takes_no_files(page, tmp_path):
@@ -264,7 +280,10 @@ def test_the_app_of_a_space_starts(checkpoint, tmp_path, monkeypatch, capsys):
     assert str(tmp_path / "space" / "app.py") in capsys.readouterr().out.split("\n")
     assert SpaceCard.load(tmp_path / "space" / "README.md").data.sdk_version == gradio.__version__
     # The package as it is installed, with a model that the Hub would have.
-    for name in ("training", "training.inference", "training.inference.demo_page"):
+    for name in (
+        *("training", "training.inference", "training.inference.demo_page"),
+        *("training.publishing", "training.publishing.introduction"),
+    ):
         monkeypatch.setitem(
             sys.modules, name.replace("training", "hf_vaswani_training"), importlib.import_module(name)
         )
@@ -272,6 +291,7 @@ def test_the_app_of_a_space_starts(checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         demo_page, "load_checkpoint", lambda name, *args, **kwargs: load(str(checkpoint), *args, **kwargs)
     )
+    monkeypatch.setattr(introduction, "find_checkpoint", lambda name: checkpoint)
     served = []
     monkeypatch.setattr(gradio.Blocks, "launch", lambda self, **options: served.append((self.title, options)))
     runpy.run_path(str(tmp_path / "space" / "app.py"), run_name="__main__")

@@ -24,9 +24,11 @@ from training.evaluation.test_sets import read_texts
 from training.publishing.curves import draw_curves
 from training.publishing.records import find_run
 from training.publishing.scores import read_report
-from training.trainer.arguments import load_recipe, parse_arguments
+from training.running import is_raised_by_project
+from training.trainer.arguments import parse_arguments
 from training.trainer.averaging import last_checkpoints
 from training.trainer.checkpoints import read_progress, read_state
+from training.trainer.command_line import load_recipe
 from training.trainer.manifest import check_same_run
 
 
@@ -342,7 +344,7 @@ KINDS: list[tuple[str, Callable[[Maker], bytes], Callable[[Path], None], int]] =
 
 
 def raised_by_us(error: Exception) -> bool:
-    return isinstance(error, OSError) or (isinstance(error, ValueError) and cli._raised_by_project(error))
+    return isinstance(error, OSError) or (isinstance(error, ValueError) and is_raised_by_project(error))
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@ import gzip
 import io
 import json
 import os
+import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 from support.models import noisy_translator, tiny_model
+from support.paths import ROOT
 from training.cli import main
 from training.data.tokenizer import train_tokenizer
 from training.inference import resumable_output
@@ -131,7 +134,7 @@ def test_a_window_is_written_before_the_next_lines_are_read(checkpoint, sentence
 def test_a_model_that_is_not_there_is_named(name, tmp_path, capsys):
     (tmp_path / "in.en").write_text("A dog.\n")
     assert main(["translate", "--model", name, "--input", str(tmp_path / "in.en")]) == 1
-    assert capsys.readouterr().err.startswith(f"hf-vaswani translate: {name}: no such folder, and loading it")
+    assert capsys.readouterr().err.startswith(f"hf-vaswani translate: {name}: no such folder")
 
 
 def test_a_failed_translation_leaves_the_old_output(checkpoint, tmp_path, capsys):
@@ -425,6 +428,65 @@ def test_the_speed_is_reported_and_the_bar_counts_what_was_there(command, tmp_pa
     assert "3 sentences in" in caplog.text
 
 
+# Terminals
+
+
+class Conversation:
+    """A process at a terminal of its own, and all that it has printed."""
+
+    def __init__(self, words: list[str]):
+        self.terminal, terminal = pty.openpty()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "training.cli", *words]
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams)
+        os.close(terminal)
+        self.text = ""
+
+    def wait_for(self, count: int, line: str) -> None:
+        """Read until a line has come so often."""
+        while self.text.splitlines().count(line) < count:
+            self._read()
+
+    def end(self) -> int:
+        with contextlib.suppress(OSError):  # the terminal is closed
+            while True:
+                self._read()
+        os.close(self.terminal)
+        return self.process.wait()
+
+    def _read(self) -> None:
+        if not select.select([self.terminal], [], [], 120)[0]:
+            self.process.kill()
+            raise AssertionError(f"nothing more came after {self.text!r}")
+        if not (read := os.read(self.terminal, 4096)):
+            raise OSError
+        self.text += read.decode()
+
+
+@pytest.mark.parametrize("end", ["Ctrl-D", pytest.param("Ctrl-C", marks=pytest.mark.slow)])
+def test_each_line_typed_at_a_terminal_is_answered_at_once(short_checkpoint, tokenizer, sentences, end):
+    answers = [line.replace("\n", " ") for line in one_by_one(tokenizer, sentences[:2], **SHORT)]
+    words = ["translate", "--model", str(short_checkpoint), "--max-source-tokens", "40"]
+    conversation = Conversation(words)
+    conversation.wait_for(1, "Reading standard input, one sentence per line. Ctrl-D ends.")
+    for sentence, answer in zip(sentences[:2], answers):  # the second is typed only after the first answer
+        os.write(conversation.terminal, f"{sentence}\n".encode())
+        conversation.wait_for(1, answer)
+    os.write(conversation.terminal, b"xy" * 40 + b"\n")
+    os.write(conversation.terminal, f"{sentences[0]}\n".encode())
+    conversation.wait_for(2, answers[0])
+    if end == "Ctrl-D":
+        os.write(conversation.terminal, b"\x04")
+    else:
+        conversation.process.send_signal(signal.SIGINT)
+    assert conversation.end() == 0
+    lines = conversation.text.splitlines()
+    assert [line for line in lines if line in answers] == [*answers, answers[0]]
+    assert [line for line in lines if line.startswith("Skipped: ") and "where 40 are allowed" in line]
+    assert not any("Traceback" in line or "it/s" in line or "sentences/s" in line for line in lines)
+
+
 # Lines that are too long
 
 
@@ -468,6 +530,38 @@ def test_a_line_that_cannot_or_must_not_be_cut_is_named(command, tmp_path, capsy
     assert (tmp_path / "out.de.partial").read_text() == ""  # nothing of its window
 
 
+@pytest.mark.parametrize("words", [[], ["--long-lines", "error"]])
+def test_bad_lines_are_skipped_and_reported(command, sentences, tmp_path, capsys, caplog, words):
+    bad, prefix = "xy" * 40, tmp_path / "prefix"
+    text = f"{sentences[0]}\n{bad}\n{sentences[1]}\n\n{sentences[2]}\n{bad}\n"
+    expected = command("--max-source-tokens", "40", text=text.replace(bad, "")).splitlines()
+    words += ["--max-source-tokens", "40", "--skip-bad-lines"]
+    assert command(*words, text=text).splitlines() == expected
+    assert all(expected[index] for index in (0, 2, 4)) and (expected[1], expected[5]) == ("", "")
+    message = caplog.text
+    assert "2 lines of" in message and "in.en (2, 6)." in message and "where 40 are allowed: 'xyxy" in message
+
+    rows = [json.loads(line) for line in command(*words, "--format", "jsonl", text=text).splitlines()]
+    assert [line for line, row in enumerate(rows, 1) if "skipped" in row] == [2, 6]
+    assert all("40 are allowed" in rows[index]["skipped"] and rows[index]["translations"] == [] for index in (1, 5))
+    assert [len(row["translations"]) for row in rows] == [1, 0, 1, 0, 1, 0]
+
+    prefix.write_text("\n" * 2 + "Hund " * 60 + "\n" * 4)
+    expected[2] = ""
+    assert command(*words, "--target-prefix", str(prefix), text=text).splitlines() == expected
+    assert "in.en (2, 3, 6)." in caplog.text
+
+
+def test_a_run_that_a_bad_line_stopped_goes_on_and_skips_it(command, sentences, tmp_path):
+    words = ["--max-source-tokens", "40", "--window", "2"]
+    text = "\n".join([*sentences[:3], "xy" * 40, sentences[3]])
+    assert command(*words, text=text) is None
+    assert len((tmp_path / "out.de.partial").read_text().splitlines()) == 2
+    found = command(*words, "--resume", "--skip-bad-lines").splitlines()
+    assert [bool(line) for line in found] == [True, True, True, False, True]
+    assert found == command(*words, "--skip-bad-lines").splitlines()
+
+
 def test_learned_positions_are_the_limit(tokenizer, tmp_path, capsys):
     tiny_model(vocab_size=len(tokenizer), position_embedding="learned", max_position_embeddings=12).save_pretrained(
         tmp_path
@@ -507,7 +601,7 @@ def test_prefixes_that_do_not_fit_are_refused(command, tmp_path, capsys):
     prefix.write_text("Der\n" + "Hund " * 60 + "\n")
     assert command("--target-prefix", str(prefix), text="A dog.\nA cat.\n") is None
     message = capsys.readouterr().err
-    assert re.search(r"prefix:2: the prefix has \d+ tokens, but .* \d+ source tokens has at most \d+", message)
+    assert re.search(r"prefix:2: a prefix of \d+ tokens, but .* \d+ source tokens has at most \d+", message)
 
 
 # Sampling and ensembles

@@ -44,6 +44,7 @@ def largest_difference(model, tokenizer, folder, compute_type: str = "float32") 
         {"attention_bias": True},
         {"position_embedding": "learned", "max_position_embeddings": 12},
         {"tie_word_embeddings": False},
+        {"output_bias": True},
         {"layer_norm_eps": 0.1},
         {"encoder_layers": 1, "decoder_layers": 3},
         *({"activation_function": name} for name in ACTIVATIONS),
@@ -126,6 +127,7 @@ def test_the_folder_has_the_tokenizer_and_describes_the_tokens(tokenizer, tmp_pa
     [
         ({"activation_function": "mish"}, "activation_function: .*'mish'"),
         ({"eos_token_id": [2, 3]}, r"eos_token_id: .*\[2, 3\]"),
+        ({"source_vocab_size": 30}, "source_vocab_size: .* 30"),
         ({"encoder_layers": 0}, "encoder_layers: .* 0"),
         ({"eos_token_id": None}, "eos_token_id: .*None"),
         ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id: "),

@@ -116,6 +116,29 @@ def test_what_is_wrong_with_text_files_is_named(tmp_path, source, target, messag
 
 
 @pytest.mark.parametrize(
+    ("content", "facts"),
+    [
+        ("ein\nschön\n".encode("latin-1"), ["a.de:2:", "0xf6 at column 4", "iconv -f latin1 -t utf8"]),
+        ("schön\n".encode("utf-16"), ["a.de:1:", "0xff at column 1", "iconv -f utf16 -t utf8"]),
+        ("schön\n".encode("utf-16-le"), ["a.de:1:", "0xf6 at column 7", "iconv -f utf16 -t utf8"]),
+        ("ein\nzwei\n".encode("utf-16-be"), ["a.de:1:", "0x00 at column 1", "iconv -f utf16 -t utf8"]),
+        (gzip.compress(b"ein\n", mtime=0), ["a.de:1:", "0x8b at column 2", ".gz"]),
+    ],
+)
+def test_another_encoding_is_named_with_its_conversion(tmp_path, content, facts):
+    with pytest.raises(DataError) as caught:
+        list(read_lines(write(tmp_path / "a.de", content)))
+    assert all(fact in str(caught.value) for fact in facts), caught.value
+
+
+@pytest.mark.parametrize("content", ["schön\nein ".encode() + b"\xe4\n", "schön ".encode() + b"\xe4\n"])
+def test_damaged_utf8_is_not_called_another_encoding(tmp_path, content):
+    with pytest.raises(DataError, match="0xe4") as caught:
+        list(read_lines(write(tmp_path / "a.de", content)))
+    assert "iconv" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.tsv", "one\teins\ntwo zwei\n", r"a\.tsv:2: expected 2 columns.*found 1"),

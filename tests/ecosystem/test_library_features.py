@@ -790,8 +790,8 @@ def test_two_processes_with_half_a_model_each_compute_what_one_does(tmp_path):
     odd = 41 if PLANS_OF_5_21 else 42  # transformers before 5.21 refuses what does not divide evenly
     variants = {
         "tied": {},
-        "odd": {"vocab_size": odd, "position_embedding": "learned"},
-        "odd-untied": {"vocab_size": odd, "tie_word_embeddings": False, "attention_bias": True},
+        "odd": {"vocab_size": odd, "position_embedding": "learned", "output_bias": True, "source_vocab_size": 44},
+        "odd-untied": {"vocab_size": odd, "tie_word_embeddings": False, "attention_bias": True, "output_bias": True},
     }
     for name, fields in variants.items():
         taught_model(**fields).save_pretrained(tmp_path / f"model-{name}")

@@ -51,7 +51,8 @@ class Page(HTMLParser):
         tag, attributes = self.opened[-1] if self.opened else ("", {})
         if attributes.get("type") == "application/json":
             self.json += data
-        if tag == "th" and attributes["scope"] == "row":
+        in_row = ("scope", "row") in [item for _, opened in self.opened[-2:] for item in opened.items()]
+        if in_row and (tag == "th" or attributes.get("class") == "read"):
             self.names[-1] += data
 
 
@@ -97,6 +98,16 @@ def test_without_a_target_it_is_the_models_translation(both, pairs):
     [expected] = translate(*both, [source])
     assert found.target == expected
     assert found.written_tokens == token_labels(both[1], expected)
+
+
+def test_a_row_of_the_decoder_names_the_token_read_and_the_token_to_predict(both):
+    attention = attention_maps(*both, "a dog", "ein Hund")
+    written = attention.written_tokens
+    assert written[-1] == "</s>"
+    for kind in ("decoder", "cross"):
+        assert attention.row_labels(kind)[:2] == [f"<s> → {written[0]}", f"{written[0]} → {written[1]}"]
+        assert attention.row_labels(kind)[-1] == f"{written[-2]} → </s>"
+    assert attention.row_labels("encoder") == attention.source_tokens
 
 
 def test_a_layer_and_heads_are_selected(attention):
@@ -176,7 +187,7 @@ def test_a_picture_shows_the_selected_maps_and_tokens(attention, kind, head, mon
     drawn = []
     monkeypatch.setattr("training.inference.attention_maps.save_whole", lambda figure, *_, **__: drawn.append(figure))
     draw_attention(attention, "x.png", kind, 1, head)
-    rows, columns = attention.tokens(kind)
+    _, columns = attention.tokens(kind)
     maps = attention.weights[kind][0]
     expected = {1: maps[:1], "mean": maps.mean(0, keepdim=True), "all": maps}[head]
     shown = [axes for axes in drawn[0].axes if axes.images]
@@ -184,9 +195,11 @@ def test_a_picture_shows_the_selected_maps_and_tokens(attention, kind, head, mon
     for axes, weights in zip(shown, expected):
         torch.testing.assert_close(torch.tensor(axes.images[0].get_array().data), weights)
         assert [label.get_text() for label in axes.get_xticklabels()] == columns
-        assert [label.get_text() for label in axes.get_yticklabels()] == rows
+        assert [label.get_text() for label in axes.get_yticklabels()] == attention.row_labels(kind)
     titles = [axes.get_title() for axes in shown] + [drawn[0].get_suptitle()]
     assert any("layer 1" in title for title in titles)
+    assert ("predict" in drawn[0].get_supylabel()) == (kind != "encoder")
+    assert ("source" in drawn[0].get_supxlabel()) == (kind != "decoder")
 
 
 def test_a_picture_is_a_picture(both, tmp_path):
@@ -295,7 +308,7 @@ def test_a_browser_draws_the_page(both, kind, tmp_path):
     attention = attention_maps(*both, HOSTILE, "ein <b> Hund")
     page = Page(draw_in_browser(attention_page(attention, kind, layer=2, head="mean"), tmp_path))
     rows, columns = attention.tokens(kind)
-    assert page.names == rows
+    assert page.names == attention.row_labels(kind)
     weights = attention.weights[kind][1].mean(0)
     cells = [
         weights[i, j].item() for i in range(len(rows)) for j in range(len(columns)) if kind != "decoder" or j <= i
@@ -327,8 +340,8 @@ def test_a_token_that_is_pointed_at_shows_what_it_attends_to(both, tmp_path):
     for row, text in ((2, over), (1, other)):
         first = attention.source_tokens[attention.weights["cross"][0].mean(0)[row].argmax()]
         written = attention.written_tokens[row]
-        assert f"to write “{written}”, the decoder attends to “{first}” " in text
-    assert off == "Point at a token to see what it attends to."
+        assert f"to predict “{written}”, the decoder attends to “{first}” " in text
+    assert off == "Point at a row to see what it attends to."
 
 
 @pytest.mark.slow
@@ -346,6 +359,6 @@ def test_keys_and_buttons_change_what_the_page_shows(both, tmp_path):
     weights = attention.weights["cross"][0, 1, 1]
     first = attention.source_tokens[weights.argmax()]
     read, written = attention.read_tokens[1], attention.written_tokens[1]
-    said = f"<title>Having read “{read}”, to write “{written}”, the decoder attends to “{first}” "
+    said = f"<title>Having read “{read}”, to predict “{written}”, the decoder attends to “{first}” "
     assert said.replace("</s>", "&lt;/s&gt;") in drawn
     assert drawn.count('<tr class="chosen">') == 1

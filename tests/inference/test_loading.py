@@ -397,7 +397,7 @@ BROKEN = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ["model.safetensors"]),
     "empty weights": (write("model.safetensors", ""), ["model.safetensors", "header"]),
     "cut weights": (cut("model.safetensors"), ["model.safetensors", "header"]),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), ["tokenizer"]),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), ["no tokenizer", "tokenizer.json"]),
     "cut tokenizer": (cut("tokenizer.json"), ["tokenizer.json", "expected JSON"]),
     "empty tokenizer": (write("tokenizer.json", "{}"), ["tokenizer.json", "model"]),
     "cut tokenizer_config": (cut("tokenizer_config.json"), ["tokenizer_config.json", "expected JSON"]),
@@ -474,6 +474,35 @@ def test_every_command_says_what_is_broken_in_one_line(folder, run, capsys, comm
     BROKEN[broken][0](folder)
     assert run(command, folder) == 1
     assert str(folder) in one_line(capsys)
+
+
+@pytest.mark.parametrize("command", ["translate", "publish", "train --init_from"])
+def test_folders_of_runs_name_the_checkpoints_below_them(original, run, capsys, tmp_path, command):
+    for name in ("run/checkpoint-9", "run/checkpoint-10", "run/average", "run/checkpoint-8"):
+        shutil.copytree(original, tmp_path / "demo" / name)
+    (tmp_path / "demo" / "run" / "checkpoint.partial").mkdir()
+    for folder in (tmp_path / "demo", tmp_path / "demo" / "run"):
+        assert run(command, folder) == 1
+        places = re.findall(r"\S*/(average|checkpoint-\d+)", one_line(capsys))
+        assert places == ["average", "checkpoint-10", "checkpoint-9"]
+    shutil.rmtree(tmp_path / "demo" / "run" / "average")
+    (tmp_path / "demo" / "run" / "checkpoint-10" / "model.safetensors").unlink()
+    assert run(command, tmp_path / "demo" / "run") == 1
+    assert re.findall(r"checkpoint-\d+", one_line(capsys)) == ["checkpoint-9", "checkpoint-8"]
+
+
+def test_a_file_of_a_checkpoint_names_its_folder(folder, run, capsys):
+    assert run("translate", folder / "model.safetensors") == 1
+    assert f"its folder is {folder}" in one_line(capsys)
+
+
+def test_a_checkpoint_without_tokenizer_names_the_one_of_its_run(original, run, capsys, tmp_path):
+    shutil.copytree(original, tmp_path / "run" / "checkpoint-9")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "run" / "checkpoint-9" / name).rename(tmp_path / "run" / name)
+    assert run("translate", tmp_path / "run" / "checkpoint-9") == 1
+    message = one_line(capsys)
+    assert f"{tmp_path / 'run' / 'checkpoint-9'}: no tokenizer" in message and f"{tmp_path / 'run'} has one" in message
 
 
 @pytest.mark.parametrize(("name", "value"), [("return_dict_in_generate", True), ("output_scores", True)])

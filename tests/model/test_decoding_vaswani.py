@@ -253,7 +253,7 @@ def test_what_an_ensemble_cannot_do_is_refused():
     for options in ({"do_sample": True}, {"num_beams": 2, "use_cache": False}, {"prompt_lookup_num_tokens": 2}):
         with pytest.raises(ValueError, match="An ensemble decodes by greedy or beam search"):
             model.generate(**inputs, max_new_tokens=3, ensemble=[noisy_model(1)], **options)
-    with pytest.raises(ValueError, match="a vocabulary of 50, this one 40"):
+    with pytest.raises(ValueError, match="vocab_size 50, this one 40"):
         model.generate(**inputs, ensemble=[_model_with_vocabulary(50)])
     with pytest.raises(TypeError, match="expected Vaswani models, got Linear"):
         model.generate(**inputs, ensemble=[torch.nn.Linear(2, 2)])

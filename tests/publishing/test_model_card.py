@@ -693,11 +693,13 @@ def test_a_repository_must_have_a_name_of_the_hub(name, capsys):
     assert "Hub repository, user/name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [[], ["--card-only", "--test-sources", "a"]])
-def test_options_that_do_not_go_together_are_told(options, capsys):
+@pytest.mark.parametrize(
+    ("options", "missing"), [([], "--repo"), (["--card-only", "--test-sources", "a"], "--test-references")]
+)
+def test_options_that_do_not_go_together_are_told(options, missing, capsys):
     with pytest.raises(SystemExit):
         main(["publish", "--checkpoint", "nowhere", *options])
-    assert "--repo" in capsys.readouterr().err
+    assert missing in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["CC BY 4.0", "Apache_2", "cc-by-4.0\n", ""])

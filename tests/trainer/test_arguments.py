@@ -12,7 +12,8 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from hf_vaswani import VaswaniConfig
 from support.paths import ROOT
 from training.cli import main
-from training.trainer.arguments import VaswaniTrainingArguments, expand, load_recipe, parse_arguments
+from training.trainer.arguments import VaswaniTrainingArguments, parse_arguments
+from training.trainer.command_line import expand, load_recipe
 from training.trainer.packaged_recipes import packaged_recipes
 
 
@@ -54,7 +55,7 @@ def test_one_file_of_pairs_is_a_file_too(tmp_path, name):
         ("max_stesp: 3", "mine.yaml: unknown field 'max_stesp'. Did you mean 'max_steps'"),
         ("- a\n- b", r"mine.yaml: expected 'field: value' lines, found list"),
         ("a: [", r"mine.yaml: not valid YAML"),
-        ("max_steps: 1e5", r"mine.yaml: argument --max_steps/--max-steps: invalid int value: '1e5'"),
+        ("max_steps: 1e5", r"mine.yaml: argument --max_steps: invalid int value: '1e5'"),
         ("bf16: maybe", r"mine.yaml: argument --bf16: .*maybe"),
     ],
 )
@@ -72,10 +73,10 @@ def test_what_is_wrong_with_a_recipe_is_named(tmp_path, text, message):
         ("max_steps: {a: 1}\n", "max_steps: expected a value, found a mapping"),
         ("train_files: [[a], b]\n", "train_files: expected a list of names, found ['a']"),
         ("train_files: [--resume, b]\n", "train_files: expected a list of names, found '--resume'"),
-        ("max_steps: 2001-01-01\n", "--max-steps: invalid int value: '2001-01-01'"),
+        ("max_steps: 2001-01-01\n", "--max_steps: invalid int value: '2001-01-01'"),
         ("max_steps: 1" + "0" * 400 + "\n", "max_steps must be below 2**63"),
         ("learning_rate: 1e400\n", "learning_rate must be a finite number, got inf"),
-        ("max_length_ratio: .nan\n", "--max-length-ratio: invalid float value: '.nan'"),
+        ("max_length_ratio: .nan\n", "--max_length_ratio: invalid float value: '.nan'"),
         ("seed: -1\n", "seed must be at least 0 and below 2**32, got -1"),
         ('output_dir: "a\\0b"\n', "output_dir holds a null byte"),
         ("lr_scheduler_kwargs: '{'\n", "lr_scheduler_kwargs: expected a mapping, as JSON"),
@@ -173,8 +174,8 @@ def test_accumulation_follows_from_the_devices(tokens_per_device, parts):
         ),
         (["--model_overrides", "{d_model: [}"], "model_overrides .*not valid YAML"),
         (["--tokenizer_from", "a", "--init_from", "b"], "tokenizer_from and init_from: the model .* has a vocabulary"),
-        (["--max_stesp", "3"], "unknown argument --max_stesp"),
-        (["--max_steps", "many"], "argument --max_steps/--max-steps: invalid"),
+        (["--max_stesp", "3"], "unknown option --max_stesp"),
+        (["--max_steps", "many"], "argument --max_steps: invalid"),
     ],
 )
 def test_a_bad_argument_is_named(words, message):
@@ -199,13 +200,13 @@ def test_what_must_be_positive_is_named(name, value):
 
 
 @pytest.mark.parametrize(
-    ("word", "close"), [("--trian_files", "--train_files"), ("--train-fils=a.tsv", "--train_files"), ("--zzz", None)]
+    ("word", "close"), [("--trian_files", "--train_files"), ("--train_fils=a.tsv", "--train_files"), ("--zzz", None)]
 )
 def test_an_unknown_argument_comes_with_what_it_is_close_to(word, close):
-    with pytest.raises(ValueError, match="unknown argument") as error:
+    with pytest.raises(ValueError, match="unknown option") as error:
         parse(word)
     name = word.partition("=")[0]  # the value may be a secret
-    assert str(error.value) == f"unknown argument {name}." + (f" Did you mean '{close}'?" if close else "")
+    assert str(error.value) == f"unknown option {name}." + (f" Did you mean '{close}'?" if close else "")
 
 
 @pytest.mark.parametrize("stage", ["2", "3"])
@@ -231,9 +232,9 @@ def test_paths_hold_environment_variables(monkeypatch):
         expand("$NOT_SET_HERE/a.en")
 
 
-def test_the_readmes_recipe_is_valid(tmp_path):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (recipe,) = re.findall(r"```yaml\n(.*?)```", readme, flags=re.DOTALL)
+def test_the_guides_recipe_is_valid(tmp_path):
+    guide = (ROOT / "training" / "README.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
     (tmp_path / "mine.yaml").write_text(recipe, encoding="utf-8")
     model, data, training = parse_arguments(["--config", str(tmp_path / "mine.yaml")])
     assert (model.vocab_size, data.train_files, training.parts_per_update) == (16000, ["train.en", "train.de"], 8)

@@ -209,7 +209,7 @@ def two(data, streams, alone, tmp_path_factory):
 
 def test_two_processes_learn_what_one_does_that_accumulates_and_what_one_batch_teaches(alone, two):
     run, losses, updates = alone
-    assert two[1].count("(2 devices x 2 batches)") == 10
+    assert two[1].count("in 2 batches on 2 devices") == 10
     compare({"1 x 4": run, "2 x 2 DDP": two[0] / "ddp", "2 x 2 FSDP2": two[0] / "fsdp"}, losses, updates)
 
 
@@ -217,7 +217,7 @@ def test_two_processes_learn_what_one_does_that_accumulates_and_what_one_batch_t
 def test_four_processes_learn_what_one_does(data, alone, two, tmp_path):
     run, losses, updates = alone
     jobs = [{"fsdp": kind == "fsdp", "words": words(data, tmp_path / kind)} for kind in ("ddp", "fsdp")]
-    assert launch(4, tmp_path, jobs).count("(4 devices x 1 batches)") == 2
+    assert launch(4, tmp_path, jobs).count("in 1 batch on 4 devices") == 2
     runs = {"1 x 4": run, "2 x 2 DDP": two[0] / "ddp", "2 x 2 FSDP2": two[0] / "fsdp"}
     compare({**runs, "4 x 1 DDP": tmp_path / "ddp", "4 x 1 FSDP2": tmp_path / "fsdp"}, losses, updates)
 
@@ -318,7 +318,7 @@ def test_two_processes_with_deepspeed_learn_and_go_on_as_one_does(data, alone, t
             env={**environment, "DS_ACCELERATOR": "cpu"},
         )
         assert done.returncode == 0, done.stderr
-        assert "(2 devices x 2 batches)" in done.stderr
+        assert "in 2 batches on 2 devices" in done.stderr
     assert (run / "checkpoint-10" / "global_step10").is_dir()
     assert losses_of(run) == pytest.approx(alone[1], rel=1e-5)
     mine, theirs = (AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict() for folder in (run, alone[0]))

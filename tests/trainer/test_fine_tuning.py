@@ -125,8 +125,8 @@ def test_a_model_of_the_hub_is_found_in_its_cache(words, start, tmp_path):
         (["--model_overrides", "{dropout: 3}"], "dropout must be in [0, 1), got 3"),
         (["--model_overrides", "{dropout: much}"], "model_overrides, dropout: "),
         (["--vocab_size", "500"], "vocab_size=500: with init_from, the vocabulary is that of {start}, 400 tokens"),
-        (["--init_from", "nowhere/at-all"], "init_from nowhere/at-all: no such folder, and not on the Hub"),
-        (["--init_from", "no where"], "init_from no where: no such folder, and not on the Hub"),
+        (["--init_from", "nowhere/at-all"], "nowhere/at-all: no such folder"),
+        (["--init_from", "no where"], "no where: no such folder"),
         (["--init_from", "$NOWHERE/model"], "the environment variable NOWHERE is not set"),
         (["--extend_vocabulary", "0"], "extend_vocabulary must be positive, got 0"),
         (["--lora_rank", "-1"], "lora_rank must be positive, got -1"),
@@ -141,6 +141,13 @@ def test_what_is_wrong_is_one_line_on_standard_error(words, start, tmp_path, cap
     error = error_of(capsys)
     assert error.startswith("hf-vaswani train: ")
     assert message.format(start=start) in error
+
+
+def test_a_model_with_two_vocabularies_is_refused(words, tokenizer, tmp_path, capsys):
+    tiny_model(vocab_size=len(tokenizer), source_vocab_size=7).save_pretrained(tmp_path / "two")
+    tokenizer.save_pretrained(tmp_path / "two")
+    assert main(words(tmp_path / "run", "--max_steps", "1", init_from=tmp_path / "two")) == 1
+    assert "source_vocab_size is 7" in error_of(capsys)
 
 
 def test_what_agrees_with_the_model_may_be_said(words, tmp_path):
@@ -227,7 +234,9 @@ def test_rows_of_new_tokens_are_the_means_of_their_parts():
     old = train_tokenizer(texts, vocab_size=260, show_progress=False)
     extended = extend_tokenizer(old, texts, 2)
     for tied in (True, False):
-        model = tiny_model(vocab_size=260, tie_word_embeddings=tied)
+        model = tiny_model(vocab_size=260, tie_word_embeddings=tied, output_bias=True)
+        torch.nn.init.normal_(model.lm_head.bias)
+        bias = model.lm_head.bias.detach().clone()
         before = [model.get_input_embeddings().weight.clone(), model.get_output_embeddings().weight.clone()]
         extend_embeddings(model, old, extended)
         after = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
@@ -237,7 +246,7 @@ def test_rows_of_new_tokens_are_the_means_of_their_parts():
         # The old one's 259 is "ab". " ab" is the new token 260; " abc" is 261, of this and "c".
         space, ab, c = old.convert_tokens_to_ids(["Ġ", "ab", "c"])
         assert (ab, extended.convert_ids_to_tokens([260, 261])) == (259, ["Ġab", "Ġabc"])
-        for one, other in zip(before, after):
+        for one, other in zip([*before, bias], [*after, model.lm_head.bias]):
             assert torch.equal(other[:260], one)
             torch.testing.assert_close(other[260], (one[space] + one[ab]) / 2)
             torch.testing.assert_close(other[261], (one[space] + one[ab] + one[c]) / 3)
@@ -321,13 +330,14 @@ def scored(monkeypatch, scores: dict[int, float]) -> None:
 STOPPING = ["--max_steps", "40", "--load_best_model_at_end", "true", "--save_total_limit", "1"]
 
 
-def test_a_run_stops_when_bleu_no_longer_rises_and_leaves_the_best(words, tmp_path, monkeypatch, caplog):
+def test_a_run_stops_when_bleu_no_longer_rises_and_leaves_the_best(words, tmp_path, monkeypatch, caplog, capsys):
     """The warm-up ends after update 2; what is worse within it does not count, nor what is equal."""
     scored(monkeypatch, {2: 1, 4: 5, 6: 4, 8: 9, 10: 9, 12: 8})
     with caplog.at_level("INFO"):
         assert main(words(tmp_path, *STOPPING, "--early_stopping_patience", "2")) == 0
     assert "Stopped after update 12: no improvement of eval_bleu in 2 evaluations" in caplog.text
-    assert f"Best: {tmp_path}/checkpoint-8 (eval_bleu 9)" in caplog.text
+    out = capsys.readouterr().out
+    assert f"{tmp_path}: trained 12 updates, best BLEU 9.00 at update 8. It has these best weights." in out
     assert [folder.name for folder in complete_checkpoints(tmp_path)] == ["checkpoint-8", "checkpoint-12"]
     same_weights(weights_of(tmp_path / "checkpoint-8"), weights_of(tmp_path))
 

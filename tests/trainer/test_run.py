@@ -231,6 +231,50 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_training(data, tmp_p
     assert f"{tmp_path}/file/run" in capsys.readouterr().err
 
 
+def test_an_output_dir_that_is_a_file_is_one_line_at_the_start(tmp_path, capsys):
+    (tmp_path / "run").write_text("")
+    files = ["--train_files", str(tmp_path / "missing.en"), str(tmp_path / "missing.de")]
+    assert main(["train", *files, "--output_dir", str(tmp_path / "run"), *SMALL, "--max_steps", "1"]) == 1
+    error = capsys.readouterr().err
+    assert f"output_dir {tmp_path}/run: " in error and "is not a folder" in error
+    assert error.count("\n") == 1 and "Errno" not in error
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        (["--model", "bse"], ["bse"]),
+        (["--model_overrides", '{"d_modell": 1}'], ["d_modell"]),
+        (["--model_overrides", '{"d_model": -1}'], ["d_model", "-1"]),
+        (["--model_overrides", '{"position_embedding": "learned", "max_position_embeddings": 9}'], ["max_length is"]),
+        (["--vocab_size", "100"], ["vocab_size", "259", "100"]),
+        (["--tokenizer_from", "EMPTY"], ["EMPTY"]),
+        (["--init_from", "NO TOKENIZER"], ["NO TOKENIZER", "tokenizer"]),
+        (["--init_from", "NO TOKENIZER", "--extend_vocabulary", "9"], ["NO TOKENIZER", "tokenizer"]),
+        (["--init_from", "WHOLE", "--vocab_size", "301"], ["vocab_size=301"]),
+        (["--init_from", "WHOLE", "--lora_rank", "2", "--average", "last"], ["average=last", "lora_rank"]),
+        (["--early_stopping_patience", "1", "--eval_strategy", "no"], ["early_stopping_patience=1"]),
+    ],
+)
+def test_a_mistake_in_the_model_is_named_before_the_data_are_read(run, tmp_path, capsys, change, fields):
+    """The data are a FIFO, which never ends, and a file that does not exist."""
+    folders = {"EMPTY": tmp_path / "empty", "NO TOKENIZER": tmp_path / "no-tokenizer", "WHOLE": tmp_path / "whole"}
+    folders["EMPTY"].mkdir()
+    shutil.copytree(run / "checkpoint-4", folders["WHOLE"])
+    shutil.copytree(run / "checkpoint-4", folders["NO TOKENIZER"])
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folders["NO TOKENIZER"] / name).unlink()
+    os.mkfifo(tmp_path / "train.en")
+    files = [str(tmp_path / "train.en"), str(tmp_path / "missing.de")]
+    names = {name: str(folder) for name, folder in folders.items()}
+    command = ["train", "--train_files", *files, "--eval_files", *files, "--output_dir", str(tmp_path / "run")]
+    options = [] if "--init_from" in change else SMALL
+    assert main([*command, *options, "--max_steps", "1", *(names.get(word, word) for word in change)]) == 1
+    error = capsys.readouterr().err
+    assert all(names.get(field, field) in error for field in fields)
+    assert "missing.de" not in error and "FIFO" not in error and "a pipe" not in error
+
+
 def test_a_folder_that_has_become_read_only_is_an_error_before_training(run, data, monkeypatch, capsys):
     mkdir = Path.mkdir
 
@@ -404,6 +448,7 @@ def test_resuming_needs_a_complete_checkpoint(tmp_path, data, capsys, caplog):
         (["--model", "huge"], "Table 3 has no row 'huge'"),
         (["--model_overrides", '{"d_mdel": 3}'], "no field 'd_mdel'"),
         (["--model_overrides", '{"dropout": 3}'], "dropout must be in [0, 1), got 3"),
+        (["--model_overrides", '{"source_vocab_size": 9}'], "model_overrides, source_vocab_size: "),
         (
             ["--model_overrides", "{position_embedding: learned, max_position_embeddings: 99}"],
             "max_length is 256, but the model has only 99 learned positions",
@@ -529,7 +574,7 @@ def test_two_processes_train_like_one_that_accumulates(tmp_path, data):
     assert main(train_argv(data, tmp_path / "one", *more)) == 0
     done = launch_two(["-m", "training.train", *train_argv(data, tmp_path / "two", *more)[1:]])
     assert done.returncode == 0, done.stderr
-    assert "(2 devices x 1 batches)" in done.stderr
+    assert "in 1 batch on 2 devices" in done.stderr
 
     one, two = (
         json.loads((tmp_path / run / "trainer_state.json").read_text())["log_history"] for run in ("one", "two")

@@ -90,6 +90,21 @@ def test_log_has_rate_and_padding_share(tmp_path, tokenizer, pairs):
         assert entry["target_tokens_per_second"] > 0
 
 
+def test_updates_after_the_last_log_have_rate_and_padding_share_at_the_end(tmp_path, tokenizer, pairs):
+    trainer = make_trainer(tmp_path, tokenizer, pairs, max_steps=3, logging_steps=2)
+    batch = list(trainer.get_train_dataloader())[2]
+    trainer.train()
+    end = trainer.state.log_history[-1]
+    real = (batch["labels"] != -100).sum() + batch["attention_mask"].sum()
+    share = 1 - real.item() / (batch["labels"].numel() + batch["attention_mask"].numel())
+    assert "train_runtime" in end and end["padding_share"] == pytest.approx(share, abs=1e-4)
+    assert end["target_tokens_per_second"] > 0
+
+    trainer = make_trainer(tmp_path / "all", tokenizer, pairs, max_steps=2, logging_steps=2)
+    trainer.train()
+    assert not {"target_tokens_per_second", "padding_share"} & trainer.state.log_history[-1].keys()
+
+
 def test_evaluation_gives_the_exact_perplexity(tmp_path, tokenizer, pairs):
     model = tiny_model(vocab_size=len(tokenizer))
     trainer = make_trainer(tmp_path, tokenizer, pairs, model, eval_tokens_per_device=64, generation_num_beams=2)

@@ -102,7 +102,7 @@ def summary(results: list[dict]) -> dict:
         for name in METRICS:
             rows[row][name] = _figures(row, name, values, spread[name])
     cost = {name: sum(run[name] or 0 for run in results) for name in COSTS}
-    unknown = sum(run["seconds"] is None for run in results)
+    unknown = sum(None in (run["seconds"], run["target_tokens"]) for run in results)
     evaluated = {name: sorted({run[name] for run in results}) for name in ("metric", "signature", "averaged")}
     return {"rows": rows, "spread": spread, "cost": cost, "runs of unknown time": unknown, **evaluated}
 
@@ -238,7 +238,7 @@ def _cost(table: dict) -> str:
         f"tokens: {cost['target_tokens']:,}; hours of training: {hours:.2f}; of evaluation: {evaluation:.2f}."
     )
     unknown = table["runs of unknown time"]
-    return text + (f" Runs with unknown time and target tokens, which are not included: {unknown}." if unknown else "")
+    return text + (f" Runs with unknown time or target tokens, which are not included: {unknown}." if unknown else "")
 
 
 # Figure

@@ -133,6 +133,8 @@ def _check(model: VaswaniForConditionalGeneration) -> None:
         raise ValueError(
             f"CTranslate2: activation_function: expected one of {', '.join(ACTIVATIONS)}, found {activation!r}."
         )
+    if (size := model.config.source_vocab_size) is not None:
+        raise ValueError(f"CTranslate2: source_vocab_size: expected one vocabulary for both sides, found {size}.")
     if model.config.encoder_layers < 1:
         raise ValueError(f"CTranslate2: encoder_layers: expected at least 1, found {model.config.encoder_layers}.")
     special_tokens(model)

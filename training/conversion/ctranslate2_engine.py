@@ -48,11 +48,12 @@ FOLLOWED = {
     *("max_extra_tokens", "max_length", "max_new_tokens"),
     *("eos_token_id", "bos_token_id", "decoder_start_token_id", "pad_token_id"),
 }
-# Settings of sampling, of outputs and of caches, which no search depends on.
+# Settings of sampling, outputs and caches, which no search depends on, and a normalisation that changes nothing here.
 WITHOUT_EFFECT = {
     *("temperature", "top_k", "top_p", "typical_p", "min_p", "epsilon_cutoff", "eta_cutoff", "num_return_sequences"),
     *("output_scores", "output_logits", "output_attentions", "output_hidden_states", "return_dict_in_generate"),
     *("use_cache", "cache_implementation", "fast_decoding", "transformers_version", "_from_model_config"),
+    "renormalize_logits",
 }
 NEUTRAL = (None, False, 0, 1.0, [], {})  # values of other settings with which they change nothing
 

@@ -1,13 +1,19 @@
 """Sentence pairs from files or from the Hub, as a `datasets.Dataset` with the text columns `source` and `target`."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 from datasets import Dataset, Features, IterableDataset, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
+from ..hub_connection import hub_failure
 from .readers import DataError, check_file, read_pairs
+from .swapped_sides import warnings
 
+
+logger = logging.getLogger(__name__)
 
 # Part of the cache key. Increment it when the reader yields different pairs for the same file.
 READER_VERSION = 1
@@ -17,7 +23,7 @@ TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 def load_pairs(
     files: list[str], source_lang: str, target_lang: str, drop_empty: bool = False, streaming: bool = False
 ) -> Dataset | IterableDataset:
-    """Load sentence pairs from files.
+    """Load sentence pairs from files. Log a warning if the first line looks like a header, or the sides look swapped.
 
     Args:
         files (`list[str]`): Two parallel text files, source first, with one sentence per line; or one `.tsv` file
@@ -40,9 +46,12 @@ def load_pairs(
         raise DataError(f"Expected two parallel text files or one file of pairs, got {len(files)}: {files}.")
     for file in files:
         check_file(file)
+    langs = source_lang, target_lang
+    for message in warnings(files, langs):
+        logger.warning(message)
     # Size and modification time are part of the cache key, so that a changed file is read again.
     stamps = tuple((str(Path(f).resolve()), Path(f).stat().st_size, Path(f).stat().st_mtime_ns) for f in files)
-    kwargs = {"files": tuple(files), "langs": (source_lang, target_lang), "stamps": (READER_VERSION, *stamps)}
+    kwargs = {"files": tuple(files), "langs": langs, "stamps": (READER_VERSION, *stamps)}
     kwargs = {"gen_kwargs": {**kwargs, "drop_empty": drop_empty}, "features": TEXT_FEATURES}
     if streaming:
         return IterableDataset.from_generator(_checked_rows, **kwargs)
@@ -76,9 +85,20 @@ def load_hub_pairs(
         num_proc (`int`, *optional*): Number of reading processes.
 
     Raises:
+        ConnectionError: The Hub does not answer, and the cache has no copy of the data set.
         DataError: The data set lacks one of the languages.
     """
-    dataset = load_dataset(name, config, split=split, streaming=streaming)
+    if failure := None if Path(name).exists() else hub_failure():
+        datasets.config.HF_HUB_OFFLINE = True  # a cached copy loads, or none, without waiting for the Hub
+    try:
+        dataset = load_dataset(name, config, split=split, streaming=streaming)
+    except (OSError, ValueError) as error:
+        if failure is None:
+            raise
+        raise ConnectionError(
+            f"{name}: no such folder, and no copy of that data set in the cache ({failure}). Check the path or the "
+            f"name, and the network: {' '.join(str(error).split())}"
+        ) from error
     nested = dataset.features.get("translation")
     languages = list(dataset.features if nested is None else getattr(nested, "languages", nested))
     for lang in (source_lang, target_lang):

@@ -1,5 +1,6 @@
 """Readers of files of sentence pairs and of single sentences. Errors name the file and the line."""
 
+import codecs
 import contextlib
 import gzip
 import json
@@ -44,6 +45,11 @@ def check_file(file: str, stream: bool = False) -> None:
         raise OSError(f"{file}: expected a regular file, because it is read more than once; found a pipe or a device.")
 
 
+def is_interactive(file: str) -> bool:
+    """Return `True` for `-` if standard input is a terminal."""
+    return file == "-" and sys.stdin.isatty()
+
+
 def read_pairs(files, langs) -> Iterator[tuple[str, str, str]]:
     """Yield triples of position ("file:line"), source and target.
 
@@ -71,20 +77,34 @@ def read_lines(file: str) -> Iterator[str]:
     Raises:
         DataError: A line is not UTF-8 or is longer than `LONGEST_LINE`, or a gzip file is truncated or damaged.
     """
-    name, number = "standard input" if file == "-" else file, 1
+    name, number, is_utf8 = "standard input" if file == "-" else file, 1, False
     with _open(file) as stream:
         try:
             for line in iter(partial(stream.readline, LONGEST_LINE + 1), b""):
                 if len(line) > LONGEST_LINE:
                     raise DataError(f"{name}:{number}: the line has more than {LONGEST_LINE:,} bytes; is it text?")
                 text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                if line.count(b"\0") * 3 > len(line):  # UTF-16 has one for every two bytes of English
+                    column = line.index(b"\0") + 1
+                    raise DataError(f"{name}:{number}: byte 0x00 at column {column} is not text.{_conversion(line)}")
                 yield text.removeprefix("\ufeff") if number == 1 else text  # drop the byte order mark
-                number += 1
+                number, is_utf8 = number + 1, is_utf8 or not line.isascii()
         except UnicodeDecodeError as error:
-            bad = error.object[error.start]
-            raise DataError(f"{name}:{number}: byte 0x{bad:02x} at column {error.start + 1} is not UTF-8.") from error
+            start, bad = error.start, error.object[error.start]
+            # A file that has valid UTF-8 outside of ASCII before this byte is damaged, not in another encoding.
+            hint = "" if is_utf8 or not line[:start].isascii() else _conversion(line)
+            raise DataError(f"{name}:{number}: byte 0x{bad:02x} at column {start + 1} is not UTF-8.{hint}") from error
         except (EOFError, OSError, zlib.error) as error:
             raise DataError(f"{name}:{number}: cannot be read: {error}") from error
+
+
+def _conversion(line: bytes) -> str:
+    """Sentence for a message that suggests how to convert a file with this line, which is not UTF-8."""
+    if line.startswith(b"\x1f\x8b"):
+        return " The file is compressed: its name must end in .gz."
+    if b"\0" in line or line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return " If it is UTF-16, convert it: iconv -f utf16 -t utf8."
+    return " If it is Latin-1, convert it: iconv -f latin1 -t utf8."
 
 
 def _open(file: str) -> contextlib.AbstractContextManager[BinaryIO]:

@@ -37,11 +37,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, show_progress: bool =
     Raises:
         ValueError: `vocab_size` is smaller than the number of special tokens and bytes.
     """
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise ValueError(
-            f"vocab_size must be at least {SMALLEST_VOCABULARY} "
-            f"({len(SPECIAL_TOKENS)} special tokens and 256 bytes), got {vocab_size}."
-        )
+    check_vocab_size(vocab_size)
     tokenizer = Tokenizer(BPE())
     tokenizer.normalizer = normalizers.Prepend(" ")
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -64,6 +60,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, show_progress: bool =
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,  # "</s>" in the input text is plain text, not the end token
     )
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise ValueError for a vocabulary without room for the special tokens and bytes."""
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise ValueError(
+            f"vocab_size must be at least {SMALLEST_VOCABULARY} "
+            f"({len(SPECIAL_TOKENS)} special tokens and 256 bytes), got {vocab_size}."
+        )
 
 
 def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int) -> PreTrainedTokenizerFast:

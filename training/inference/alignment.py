@@ -1,17 +1,22 @@
-"""Word alignment from the cross-attention of the decoder.
+"""Word alignment by attention or by erasure.
 
-Each word of a given translation is linked to the source word with the highest attention weight, by forced decoding.
-The weights come from one decoder layer, of a single head or averaged over all heads. There are two positions at which
-to read the attention of a target word:
+Each word of a given translation is linked to one source word, by forced decoding.
 
+Attention: the source word with the highest weight in the cross-attention of a decoder layer, of a single head or
+averaged over all heads. There are two positions at which to read the attention of a target word:
+
+- "naive": the position at which the word is the decoder's output and not yet known. The last layer or the penultimate
+  is often the best (Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models").
 - "shift": the position at which the word is the decoder's input (Chen et al. 2020, "Accurate Word Alignment Induction
-  from Neural Machine Translation", SHIFT-ATT). Lower layers work best, in that paper the third of six.
-- "naive": the position at which the word is the decoder's output and not yet known. Upper layers work best, often the
-  penultimate (Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models").
+  from Neural Machine Translation", SHIFT-ATT). There, lower layers of a decoder of six work best. In the trained
+  models of two and three layers that this project measured, every layer is wrong.
 
-The best layer and head differ from model to model. A wrong layer can be worse than the diagonal, and a single head can
-be much better than the mean. `best_maps` selects them without aligned data: the two positions agree only where both
-are right.
+Erasure: the source word without which the translated word becomes least likely, when the cross-attention cannot see
+it (Li et al. 2019, "On the Word Alignment from Neural Machine Translation", prediction difference). It depends on no
+layer or head, and can be better than any attention map. It decodes each pair once for every source word.
+
+The best position, layer and head differ from model to model, and a wrong choice can be worse than the diagonal.
+`best_map` selects them without aligned data: the map that agrees most with erasure on a sample of the pairs.
 """
 
 import logging
@@ -19,9 +24,10 @@ import re
 from collections.abc import Iterator
 
 import torch
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput
 
 from .attention_maps import check_number, eager_attention
 from .batches import token_batches
@@ -33,11 +39,15 @@ logger = logging.getLogger(__name__)
 
 # The decoder reads the start token and then the translation: its positions that belong to the target tokens.
 POSITIONS = {"shift": slice(1, None), "naive": slice(None, -1)}
-Map = tuple[int, int | str]  # decoder layer and head, both counted from 1, or "mean" of all heads
-SAMPLE = 100  # pairs on which layers and heads are selected
+# Position, decoder layer and head of an attention map. Layer and head count from 1; "mean" is the mean of the heads.
+Map = tuple[str, int, int | str]
+Words = list[int | None]  # word of each token
+Pair = tuple[tuple[list[int], Words], tuple[list[int], Words]]  # token ids and words of a source and its translation
+SAMPLE = 100  # pairs on which a map is selected
+GOOD_AGREEMENT = 0.8  # with erasure, as a share of target words
 
 
-def words_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int | None]]:
+def words_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], Words]:
     """Token ids of a text, and the index of the word that each token belongs to.
 
     Words are those of `text.split()`, counted from 0. Tokens outside words, such as white space or the end token, have
@@ -51,7 +61,7 @@ def words_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], 
             f"{type(tokenizer).__name__} has no character offsets; word alignment needs a fast tokenizer."
         )
     encoding = tokenizer(text, return_offsets_mapping=True)
-    word_at: list[int | None] = [None] * len(text)
+    word_at: Words = [None] * len(text)
     for index, word in enumerate(re.finditer(r"\S+", text)):
         word_at[slice(*word.span())] = [index] * len(word.group())
     # A token may begin with the space that precedes its word.
@@ -59,9 +69,7 @@ def words_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], 
     return encoding["input_ids"], words
 
 
-def best_words(
-    attention: torch.Tensor, source_words: list[int | None], target_words: list[int | None]
-) -> torch.Tensor:
+def best_words(attention: torch.Tensor, source_words: Words, target_words: Words) -> torch.Tensor:
     """Source word with the highest attention weight for each target word.
 
     The weight between two words is summed over the tokens of both. Ties go to the first word. The weight on the end
@@ -85,9 +93,15 @@ def best_words(
 
 
 def _choose(layers: tuple[torch.Tensor, ...], maps: list[Map]) -> torch.Tensor:
-    """Select attention maps `(batch, maps, target, source)` from the layers, each `(batch, heads, target, source)`."""
-    floats = {layer: layers[layer - 1].float() for layer, _ in maps}
-    selected = [floats[layer].mean(1) if head == "mean" else floats[layer][:, head - 1] for layer, head in maps]
+    """Select attention maps `(batch, maps, target, source)` from the layers, each `(batch, heads, target, source)`.
+
+    The target has the tokens of the translation without its last one, the end token.
+    """
+    selected = []
+    for position, layer, head in maps:
+        weights = layers[layer - 1].float()
+        weights = weights.mean(1) if head == "mean" else weights[:, head - 1]
+        selected.append(weights[:, POSITIONS[position]])
     return torch.stack(selected, dim=1).cpu()
 
 
@@ -101,7 +115,7 @@ def _attentions(
         ids (`list[tuple]`): Source and target token ids of each pair.
 
     Yields:
-        The index of a pair, and its attention weights `(maps, target tokens, source tokens)`.
+        The index of a pair, and its attention weights `(maps, target tokens - 1, source tokens)`.
     """
     with eager_attention(model):
         for batch in token_batches([max(map(len, pair)) for pair in ids], budget):
@@ -117,16 +131,82 @@ def _attentions(
                 output_attentions=True,
             )
             for index, weights in zip(batch, _choose(outputs.cross_attentions, maps)):
-                yield index, weights[:, : len(ids[index][1]), : len(ids[index][0])]
+                yield index, weights[:, : len(ids[index][1]) - 1, : len(ids[index][0])]
 
 
-def _check_map(model: PreTrainedModel, layer: int, head: int | str) -> Map:
+@torch.no_grad()
+def _erased_losses(model, tokenizer, pairs: list[Pair], rows: list[tuple[int, int | None]]) -> torch.Tensor:
+    """Losses `(rows, target tokens)`, with padding, of pairs whose decoder cannot see a source word.
+
+    Args:
+        rows (`list[tuple[int, int | None]]`): Index of a pair, and a word of its source or `None`.
+    """
+    places = {index: place for place, index in enumerate(dict.fromkeys(index for index, _ in rows))}
+    source, target = (
+        tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(model.device)
+        for ids in ([pairs[index][0][0] for index in places], [pairs[index][1][0] for index, _ in rows])
+    )
+    pair_of_row = torch.tensor([places[index] for index, _ in rows], device=model.device)
+    # The encoder reads the whole source.
+    states = model.get_encoder()(**source).last_hidden_state[pair_of_row]
+    mask = source["attention_mask"][pair_of_row]
+    for row, (index, word) in enumerate(rows):
+        if word is not None:
+            mask[row, [token for token, other in enumerate(pairs[index][0][1]) if other == word]] = 0
+    labels = target["input_ids"]
+    logits = model(
+        encoder_outputs=BaseModelOutput(last_hidden_state=states),
+        attention_mask=mask,
+        decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+        use_cache=False,
+    ).logits
+    return cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").cpu()
+
+
+def erasure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: list[Pair], budget: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Fall of the log probability of each target token when the decoder cannot see a source word.
+
+    Args:
+        model, tokenizer: As for [`align`].
+        pairs (`list[Pair]`): Token ids and words of the two sides of each pair, as from `words_of`.
+        budget (`int`): Tokens per batch on the longer side, padding included.
+
+    Yields:
+        The index of a pair, and its falls `(target tokens, source words)`, float32, in nats; -inf for a word without
+        tokens.
+    """
+    words = [sorted(set(source_words) - {None}) for (_, source_words), _ in pairs]
+    rows = [(index, word) for index in range(len(pairs)) for word in (None, *words[index])]
+    lengths = [max(len(ids) for ids, _ in pairs[index]) for index, _ in rows]
+    losses: list[torch.Tensor] = []  # of the pair at hand: its rows are neighbours, also when sorted by length
+    for batch in token_batches(lengths, budget):
+        batch_rows = [rows[number] for number in batch]
+        for (index, _), loss in zip(batch_rows, _erased_losses(model, tokenizer, pairs, batch_rows)):
+            target = pairs[index][1][0]
+            losses.append(loss[: len(target)])
+            if len(losses) == 1 + len(words[index]):
+                everything, *without = losses
+                falls = torch.full((len(target), words[index][-1] + 1), -torch.inf)
+                falls[:, words[index]] = torch.stack(without, dim=1) - everything[:, None]
+                losses = []
+                yield index, falls
+
+
+def erasure_words(model, tokenizer, pairs: list[Pair], budget: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the index of a pair, and the source word of each of its target words by erasure."""
+    for index, falls in erasure(model, tokenizer, pairs, budget):
+        yield index, best_words(falls, list(range(falls.shape[1])), pairs[index][1][1])
+
+
+def _check_layer_and_head(model: PreTrainedModel, layer: int, head: int | str) -> None:
     check_number("layer", layer, model.config.decoder_layers)
     if head == "mean":
-        return layer, head
+        return
     if not isinstance(head, int):
         raise ValueError(f'head must be a number or "mean", got {head!r}.')
-    return layer, check_number("head", head, model.config.decoder_attention_heads)
+    check_number("head", head, model.config.decoder_attention_heads)
 
 
 def attention_of(
@@ -136,7 +216,7 @@ def attention_of(
     translation: str,
     layer: int,
     head: int | str = "mean",
-    method: str = "shift",
+    method: str = "naive",
 ) -> torch.Tensor:
     """Attention weights from the tokens of a translation to those of its source.
 
@@ -157,14 +237,15 @@ def attention_of(
     """
     if method not in POSITIONS:
         raise ValueError(f"method must be one of {', '.join(POSITIONS)}, got {method!r}.")
+    _check_layer_and_head(model, layer, head)
     ids = [(tokenizer(source)["input_ids"], tokenizer(translation)["input_ids"])]
-    [(_, weights)] = _attentions(model, tokenizer, ids, [_check_map(model, layer, head)], budget=1)
-    return weights[0, POSITIONS[method]]
+    [(_, weights)] = _attentions(model, tokenizer, ids, [(method, layer, head)], budget=1)
+    return weights[0]
 
 
 def _tokenize_pairs(
     tokenizer: PreTrainedTokenizerBase, sources: list[str], translations: list[str]
-) -> dict[int, tuple]:
+) -> dict[int, Pair]:
     """Apply `words_of` to both sides of each pair, by index. Pairs with an empty side are left out."""
     if len(sources) != len(translations):
         raise ValueError(f"sources and translations must be equally many, got {len(sources)} and {len(translations)}.")
@@ -172,73 +253,80 @@ def _tokenize_pairs(
     return {index: pair for index, pair in enumerate(pairs) if all(set(words) - {None} for _, words in pair)}
 
 
-def _agreement(words: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Chance-corrected agreement between the links of two sets of maps.
-
-    It is the number of target words that two maps link to the same source word, minus the number expected if each map
-    drew the link of every word at random from its own links in the sentence.
-
-    Args:
-        words, others (`torch.Tensor` of shape `(maps, target words)`): Source word of each target word.
-
-    Returns:
-        `torch.Tensor` of shape `(maps, other maps)`.
-    """
-    count = int(max(words.max(), others.max())) + 1
-    common = (words[:, None] == others[None]).sum(-1)
-    frequencies = [one_hot(side, count).sum(1).double() for side in (words, others)]  # (maps, source words)
-    return common - frequencies[0] @ frequencies[1].T / words.shape[1]
-
-
-def best_maps(
+def best_map(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sources: list[str],
-    translations: list[str],
+    pairs: list[Pair],
+    maps: list[Map],
     batch_tokens: int = 4096,
-) -> dict[str, Map]:
-    """Select the layer and head for "shift" and for "naive" whose links agree most often on the given pairs.
-
-    Chen et al. (2020) similarly select a layer by the agreement between the two translation directions. The agreement
-    is corrected for chance: two maps that link every word to the full stop agree, but are uninformative. A few pairs
-    are enough.
+) -> tuple[Map, float]:
+    """Select the attention map that links most target words as erasure does.
 
     Args:
-        model, tokenizer, sources, translations, batch_tokens: As for [`align`].
+        model, tokenizer, batch_tokens: As for [`align`].
+        pairs (`list[Pair]`): Token ids and words of the two sides of each pair. A hundred pairs are enough.
+        maps (`list[tuple]`): Maps to select from. The first of equals is selected.
 
     Returns:
-        `dict[str, tuple[int, int | str]]`: For each method, the layer and the head, counted from 1, or "mean". If no
-        pair has words, the first map is selected.
+        The map, and the share of target words that it links as erasure does, from 0 to 1; 1 if there are no pairs.
     """
-    pairs = list(_tokenize_pairs(tokenizer, sources, translations).values())
+    agreement = torch.zeros(len(maps), dtype=torch.long)
     ids = [(source[0], target[0]) for source, target in pairs]
-    heads = ["mean", *range(1, model.config.decoder_attention_heads + 1)]
-    maps = [(layer, head) for layer in range(1, model.config.decoder_layers + 1) for head in heads]
-    agreement = torch.zeros(len(maps), len(maps), dtype=torch.float64)
+    expected = dict(erasure_words(model, tokenizer, pairs, batch_tokens))
     for index, weights in _attentions(model, tokenizer, ids, maps, batch_tokens):
         (_, source_words), (_, target_words) = pairs[index]
-        agreement += _agreement(
-            *(best_words(weights[:, rows], source_words, target_words[:-1]) for rows in POSITIONS.values())
-        )
-    best = divmod(int(agreement.argmax()), len(maps))
-    return {method: maps[number] for method, number in zip(POSITIONS, best)}
+        agreement += (best_words(weights, source_words, target_words[:-1]) == expected[index]).sum(-1)
+    best = int(agreement.argmax())
+    number = sum(len(set(words) - {None}) for _, (_, words) in pairs)
+    return maps[best], agreement[best].item() / number if number else 1.0
 
 
-def _select_maps(model, tokenizer, sources, translations, layer, head, method, batch_tokens) -> dict[str, Map]:
-    """Attention map for each position ("shift", "naive" or both) according to the arguments of `align`."""
+def _candidates(model: PreTrainedModel, method: str, layer: int | None, head: int | str | None) -> list[Map]:
+    """Attention maps that the arguments of `align` leave to select from."""
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
-    if layer is not None and method == "both":
-        raise ValueError('layer must not be given with method "both", which selects two layers by their agreement.')
-    if layer is not None:
-        return {method: _check_map(model, layer, "mean" if head is None else head)}
-    if head is not None:
+    if layer is None and head is not None:
         raise ValueError(f"head {head} also needs a layer.")
-    best = best_maps(model, tokenizer, sources, translations, batch_tokens)
-    best = best if method == "both" else {method: best[method]}
-    for name, (layer, head) in best.items():
-        logger.info("%s: layer %d, head %s, selected by agreement on %d pairs.", name, layer, head, len(sources))
+    if method == "erasure" and layer is not None:
+        raise ValueError(f"layer {layer}: erasure uses no layer; expected an attention method.")
+    positions = ["naive", "shift"] if method == "attention" else [method]
+    if layer is not None:
+        head = "mean" if head is None else head
+        _check_layer_and_head(model, layer, head)
+        return [(position, layer, head) for position in positions]
+    # The last layers first, and the mean before single heads.
+    layers = range(model.config.decoder_layers, 0, -1)
+    heads = ["mean", *range(1, model.config.decoder_attention_heads + 1)]
+    return [(position, layer, head) for position in positions for layer in layers for head in heads]
+
+
+def _select_map(model, tokenizer, pairs: list[Pair], maps: list[Map], batch_tokens: int) -> Map:
+    """Select a map by `best_map` if there are several, and log the choice."""
+    if len(maps) == 1:
+        return maps[0]
+    best, agreement = best_map(model, tokenizer, pairs, maps, batch_tokens)
+    position, layer, head = best
+    heads = "mean of the heads" if head == "mean" else f"head {head}"
+    logger.info(
+        "Attention: %s, layer %d, %s. It links %.1f%% of the target words in %d pairs as erasure does.",
+        *(position, layer, heads, 100 * agreement, len(pairs)),
+    )
+    if agreement < GOOD_AGREEMENT:
+        logger.warning(
+            "Below %.0f%%, many links may be wrong. Erasure (--method erasure) is slower, but may be better.",
+            100 * GOOD_AGREEMENT,
+        )
     return best
+
+
+def _attention_words(
+    model, tokenizer, pairs: list[Pair], chosen: Map, budget: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the index of a pair, and the source word of each of its target words by attention."""
+    ids = [(source[0], target[0]) for source, target in pairs]
+    for index, weights in _attentions(model, tokenizer, ids, [chosen], budget):
+        (_, source_words), (_, target_words) = pairs[index]
+        yield index, best_words(weights[0], source_words, target_words[:-1])
 
 
 def align(
@@ -248,7 +336,7 @@ def align(
     translations: list[str],
     layer: int | None = None,
     head: int | str | None = None,
-    method: str = "shift",
+    method: str = "attention",
     batch_tokens: int = 4096,
     progress: tqdm | None = None,
 ) -> list[list[tuple[int, int]]]:
@@ -258,10 +346,11 @@ def align(
         model (`PreTrainedModel`): Model in evaluation mode.
         tokenizer (`PreTrainedTokenizerBase`): Fast tokenizer of the same checkpoint.
         sources, translations (`list[str]`): Raw sentences, lists of equal length.
-        layer (`int`, *optional*): Decoder layer, counted from 1. If not given, `best_maps` selects the layer and head
+        layer (`int`, *optional*): Decoder layer, counted from 1. If not given, `best_map` selects the layer and head
             on the first hundred pairs.
         head (`int` or `str`, *optional*): Head of that layer, counted from 1, or "mean" (default).
-        method (`str`): "shift", "naive", or "both": the sum of the two, each with its own layer and head.
+        method (`str`): "shift" or "naive" for attention at that position, "attention" for the better of the two, or
+            "erasure". See the module's docstring.
         batch_tokens (`int`): Tokens per batch on its longer side, padding included.
         progress (`tqdm`, *optional*): Progress bar, advanced once per pair.
 
@@ -271,23 +360,24 @@ def align(
         with an empty side has no links.
 
     Raises:
-        ValueError: The model has no such layer or head; the method is unknown; a layer is given with "both", or a head
-            without a layer; the numbers of sources and translations differ; or the tokenizer is not a fast one.
+        ValueError: The model has no such layer or head; the method is unknown; a layer is given with "erasure", or a
+            head without a layer; the numbers of sources and translations differ; or the tokenizer is not a fast one.
     """
-    pairs = _tokenize_pairs(tokenizer, sources, translations)
-    sample = list(pairs)[:SAMPLE]
-    some_sources, some_translations = ([texts[index] for index in sample] for texts in (sources, translations))
-    maps = _select_maps(model, tokenizer, some_sources, some_translations, layer, head, method, batch_tokens)
+    indexed = _tokenize_pairs(tokenizer, sources, translations)
+    indices, pairs = list(indexed), list(indexed.values())
+    maps = _candidates(model, method, layer, head)
+    if method == "erasure":
+        results = erasure_words(model, tokenizer, pairs, batch_tokens)
+    else:
+        chosen = _select_map(model, tokenizer, pairs[:SAMPLE], maps, batch_tokens)
+        results = _attention_words(model, tokenizer, pairs, chosen, batch_tokens)
     links: list[list[tuple[int, int]]] = [[] for _ in sources]
     if progress is not None:
         progress.update(len(links) - len(pairs))
-    indices, ids = list(pairs), [(source[0], target[0]) for source, target in pairs.values()]
-    for position, weights in _attentions(model, tokenizer, ids, list(maps.values()), batch_tokens):
-        (_, source_words), (_, target_words) = pairs[indices[position]]
-        attention = sum(matrix[POSITIONS[name]] for name, matrix in zip(maps, weights))
-        words = best_words(attention, source_words, target_words[:-1]).tolist()
+    for index, words in results:
         # A tokenizer that drops characters may leave a word without tokens, so without a link.
-        links[indices[position]] = sorted((words[target], target) for target in set(target_words) - {None})
+        _, (_, target_words) = pairs[index]
+        links[indices[index]] = sorted((int(words[target]), target) for target in set(target_words) - {None})
         if progress is not None:
             progress.update()
     return links

@@ -16,6 +16,12 @@ from .choices import TITLES
 from .translation import translate
 
 
+# Titles of the rows and of the columns.
+AXES = {
+    "encoder": ("source token", "source token, attended to"),
+    "decoder": ("token just read → token to predict", "token read so far, attended to"),
+    "cross": ("token just read → token to predict", "source token, attended to"),
+}
 # Limit of the weights of all layers and heads. A weight takes 4 bytes in memory and up to 7 in a page ("0.1234,").
 MAX_WEIGHTS, BYTES_IN_MEMORY, BYTES_IN_PAGE = 15_000_000, 4, 7
 MAX_PIXELS, MAX_SIDE, DPI = 100_000_000, 65_000, 150  # size of a picture; matplotlib's own limit per side is 65,535
@@ -67,6 +73,12 @@ class Attention:
         """Query tokens and key tokens of a kind of attention."""
         rows = self.source_tokens if kind == "encoder" else self.read_tokens
         return rows, self.read_tokens if kind == "decoder" else self.source_tokens
+
+    def row_labels(self, kind: str) -> list[str]:
+        """Labels of the query tokens. In the decoder, "read → next": the token just read, and the one to predict."""
+        if kind == "encoder":
+            return self.source_tokens
+        return [f"{read} → {written}" for read, written in zip(self.read_tokens, self.written_tokens)]
 
     def select(self, kind: str, layer: int | None, head: int | str) -> tuple[int, torch.Tensor]:
         """Select a layer, and one head, all heads, or the mean of the heads.
@@ -221,16 +233,16 @@ def draw_attention(
         raise ImportError("Drawing needs matplotlib: pip install 'hf-vaswani[plots]'.") from error
 
     layer, maps = attention.select(kind, layer, head)
-    rows, columns = attention.tokens(kind)
+    rows, (_, columns) = attention.row_labels(kind), attention.tokens(kind)
     head_title = {"mean": ", mean of the heads", "all": ""}.get(head, f", head {head}")
     title = f"{TITLES[kind]}, layer {layer}{head_title}"
     across = math.ceil(math.sqrt(len(maps)))
     down = math.ceil(len(maps) / across)
-    # Size in inches: 0.24 per cell, 0.07 per letter of the longest label, and room for the titles and the colour bar.
+    # Size in inches: 0.24 per cell, 0.07 per letter of the longest label, and room for titles and the colour bar.
     width, height = (
         0.24 * len(tokens) + 0.07 * max(map(len, labels)) for tokens, labels in ((columns, rows), (rows, columns))
     )
-    size = width * across + 1, (height + 0.3) * down + 0.3
+    size = width * across + 1.3, (height + 0.3) * down + 0.6
     across_pixels, down_pixels = (round(inches * DPI) for inches in size)
     if across_pixels * down_pixels > MAX_PIXELS or max(across_pixels, down_pixels) > MAX_SIDE:
         raise ValueError(
@@ -250,10 +262,14 @@ def draw_attention(
         axes.set_title(f"head {number}" if head == "all" else title, fontsize=9)
     if head == "all":
         figure.suptitle(title, fontsize=10)
+    row_title, column_title = AXES[kind]
+    figure.supylabel(row_title, fontsize=9)
+    figure.supxlabel(column_title, fontsize=9)
     for axes in grid[len(maps) :]:
         axes.set_visible(False)
     scale = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30)
     scale.ax.tick_params(labelsize=8)
+    scale.set_label("weight; a row sums to 1", fontsize=8)
     scale.outline.set_visible(False)
     save_whole(figure, Path(output), dpi=DPI)
 
@@ -287,6 +303,7 @@ def attention_page(
                 "title": TITLES[name],
                 "rows": sides[name][0],
                 "columns": sides[name][1],
+                "axes": AXES[name],
                 "causal": name == "decoder",
                 "weights": (weights.double() * 1e4).round().div(1e4).tolist(),
             }

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,11 +37,12 @@ MAX_SMALL_PARAMETERS = 10_000_000
 MAX_SURPLUS_RATIO = 10  # of the parameters of the model to the stored ones
 MAX_NAMES = 3  # in a message
 MAX_CHARACTERS = 400  # of a library's message
+STEP = re.compile(r"checkpoint-(\d+)")  # a run's checkpoint after so many updates
 SELF_EXPLAINING = (ValueError, OSError, SafetensorError, StrictDataclassError)
 
 
 @contextlib.contextmanager
-def naming(place: str | Path, foreign_code: bool = True) -> Iterator[None]:
+def one_line_errors(place: str | Path, foreign_code: bool = True) -> Iterator[None]:
     """Context that turns any exception of a library into a one-line error that names the file.
 
     All exceptions are caught, because malformed files make `transformers` raise TypeError, KeyError, AttributeError
@@ -124,7 +126,7 @@ def check_folder(folder: Path, trust_remote_code: bool = False, ours: bool = Fal
     if (folder / ADAPTER).is_file():
         raise ValueError(f"{folder} holds an adapter, not a model's weights: expected a folder with merged weights.")
     if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"{folder}: not a checkpoint: there is no {CONFIG}.")
+        raise FileNotFoundError(f"{folder}: not a checkpoint: there is no {CONFIG}.{_better_folders(folder)}")
     config = read_config(folder / CONFIG, trust_remote_code, ours)
     if (folder / GENERATION).is_file():
         check_generation(folder / GENERATION, config)
@@ -139,13 +141,32 @@ def check_folder(folder: Path, trust_remote_code: bool = False, ours: bool = Fal
         )
 
 
+def checkpoints_below(folder: Path) -> list[Path]:
+    """Checkpoint folders one or two levels below a folder: averages first, then other models, such as that of a
+    finished run, then the steps of runs, newest first."""
+    folders = [path.parent for pattern in (f"*/{CONFIG}", f"*/*/{CONFIG}") for path in folder.glob(pattern)]
+
+    def rank(checkpoint: Path) -> tuple:
+        step = STEP.fullmatch(checkpoint.name)
+        kind = 2 if step else 0 if checkpoint.name.startswith("average") else 1
+        return kind, -int(step[1]) if step else 0, str(checkpoint)
+
+    return sorted((path for path in folders if any(path.glob("model*.safetensors"))), key=rank)
+
+
+def _better_folders(folder: Path) -> str:
+    """Sentence for a message that names up to three checkpoints below a folder; empty if there are none."""
+    found = [str(path) for path in checkpoints_below(folder)]
+    return f" Checkpoints below it: {_first_names(found)}." if found else ""
+
+
 def count_stored(path: Path) -> int:
     """Count the elements of all tensors in a safetensors file, from its header.
 
     Raises:
         ValueError: The file is malformed.
     """
-    with naming(path), safe_open(path, "pt") as file:
+    with one_line_errors(path), safe_open(path, "pt") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118, not a mapping
 
 
@@ -155,7 +176,7 @@ def check_tokenizer_files(folder: Path) -> None:
         if (folder / name).is_file():
             read_object(folder / name)
     if (folder / TOKENIZER).is_file():
-        with naming(folder / TOKENIZER):
+        with one_line_errors(folder / TOKENIZER):
             Tokenizer.from_file(str(folder / TOKENIZER))
 
 
@@ -182,7 +203,7 @@ def read_config(path: Path, trust_remote_code: bool = False, ours: bool = False)
         if ours or kind is None:
             raise ValueError(f"{path}: model_type: expected {VaswaniConfig.model_type!r}, found {kind!r}.")
         return None
-    with naming(path):
+    with one_line_errors(path):
         config = VaswaniConfig.from_dict(content)
     for name in ("pad_token_id", "bos_token_id", "decoder_start_token_id"):
         value = getattr(config, name)
@@ -332,9 +353,9 @@ def count_parameters(config: VaswaniConfig) -> int:
     norm = 2 * config.d_model
     layers = config.encoder_layers * (attention + feed_forward + 2 * norm)
     layers += config.decoder_layers * (2 * attention + feed_forward + 3 * norm)
-    matrices = config.vocab_size * (1 if config.tie_word_embeddings else 2)
+    matrices = config.vocab_size * (1 if config.tie_word_embeddings else 2) + (config.source_vocab_size or 0)
     positions = 2 * config.max_position_embeddings if config.position_embedding == "learned" else 0
-    return layers + config.d_model * (matrices + positions)
+    return layers + config.d_model * (matrices + positions) + (config.vocab_size if config.output_bias else 0)
 
 
 def check_size(config: VaswaniConfig, place: str | Path) -> None:

@@ -4,8 +4,8 @@
 FORMATS = ("text", "nbest", "jsonl")
 # Engines of `translate`, the default first.
 ENGINES = ("torch", "ctranslate2")
-# Positions at which `alignment` reads the attention of a target word.
-METHODS = ("shift", "naive", "both")
+# Methods of `alignment`: attention at the better of two positions, or at the given one; or erasure.
+METHODS = ("attention", "shift", "naive", "erasure")
 # Kinds of attention, with their titles in pictures and pages.
 TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
 

@@ -16,6 +16,8 @@ from .workers import Processes
 
 logger = logging.getLogger(__name__)
 
+MAX_SHOWN = 5  # line numbers in a message
+
 
 @dataclass
 class Line:
@@ -43,18 +45,35 @@ def read_sources(file: str, prefix_file: str | None = None) -> Iterator[Line]:
         yield Line(number, text, prefix)
 
 
+class LineError(DataError):
+    """A line that cannot be translated.
+
+    Args:
+        place (`str`): File and line.
+        reason (`str`): Reason, for people.
+    """
+
+    def __init__(self, place: str, reason: str):
+        super().__init__(f"{place}: {reason}")
+        self.reason = reason
+
+
 @dataclass
 class RequestBuilder:
-    """Builder of translation requests, which splits or refuses lines that are too long.
+    """Builder of translation requests, which splits, skips or refuses lines that are too long.
 
     Args:
         search (`Search`): Search with the tokenizer and the length limits.
         file (`str`), prefix_file (`str`, *optional*): Files of the lines and prefixes, for messages.
         limit (`int`): Maximum source tokens of a line, end token included.
-        split (`bool`): Split longer lines into pieces (see `long_lines.py`). Otherwise they are an error.
+        split (`bool`): Split longer lines into pieces (see `long_lines.py`). Otherwise they cannot be translated.
+        skip (`bool`): Skip lines that cannot be translated. Otherwise they are an error.
 
     Attributes:
         cut (`list[int]`): Numbers of the lines that were split.
+        skipped (`list[int]`): Numbers of the lines that were skipped.
+        reasons (`dict[int, str]`): Why lines of the last call of `requests` were skipped, by number.
+        first_reason (`str`): Why the first line of all was skipped.
     """
 
     search: Search
@@ -62,63 +81,91 @@ class RequestBuilder:
     prefix_file: str | None
     limit: int
     split: bool
+    skip: bool = False
     cut: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    first_reason: str = ""
 
     def requests(self, lines: list[Line]) -> list[list[Request]]:
-        """Build the requests of each line, in order: none for an empty line, several for a line that is split.
+        """Build the requests of each line, in order: none for an empty or skipped line, several for a line that is
+        split.
 
         A prefix applies to the first piece. Its last word is complete, and trailing white space is dropped, because
         it belongs to the token that follows.
 
         Raises:
-            DataError: A line is too long and cannot or must not be split, or a prefix leaves no room for the
-                translation.
+            LineError: A line is too long and cannot or must not be split, or a prefix leaves no room for the
+                translation; and `skip` is not set.
         """
-        tokenizer, requests = self.search.tokenizer, []
-        for line, ids in zip(lines, encode(tokenizer, [line.text for line in lines])):
-            pieces = [ids] if ids else []
-            if len(ids) > self.limit:
-                pieces = encode(tokenizer, self._split(line, len(ids)))
-            requests.append([Request(piece, key=(line.number, index)) for index, piece in enumerate(pieces)])
-            if line.prefix.strip() and pieces:
-                requests[-1][0].prefix = self._prefix(line, len(pieces[0]))
+        requests: list[list[Request]] = []
+        self.reasons = {}
+        for line, ids in zip(lines, encode(self.search.tokenizer, [line.text for line in lines])):
+            try:
+                requests.append(self._requests(line, ids))
+            except LineError as error:
+                if not self.skip:
+                    raise
+                self.reasons[line.number] = error.reason
+                self.first_reason = self.first_reason or error.reason
+                requests.append([])
+        self.skipped += self.reasons
+        return requests
+
+    def _requests(self, line: Line, ids: list[int]) -> list[Request]:
+        pieces = [ids] if ids else []
+        if is_long := len(ids) > self.limit:
+            pieces = encode(self.search.tokenizer, self._split(line, len(ids)))
+        requests = [Request(piece, key=(line.number, index)) for index, piece in enumerate(pieces)]
+        if line.prefix.strip() and pieces:
+            requests[0].prefix = self._prefix(line, len(pieces[0]))
+        if is_long:
+            self.cut.append(line.number)
         return requests
 
     def _split(self, line: Line, tokens: int) -> list[str]:
         place = f"{_name(self.file)}:{line.number}"
         if not self.split:
-            raise DataError(f"{place}: {tokens} tokens, where {self.limit} are allowed: {line.text[:60]!r}...")
+            raise LineError(place, f"{tokens} tokens, where {self.limit} are allowed: {line.text[:60]!r}...")
         try:
-            pieces = split_line(line.text, lambda text: len(self.search.tokenizer(text)["input_ids"]), self.limit)
+            return split_line(line.text, lambda text: len(self.search.tokenizer(text)["input_ids"]), self.limit)
         except ValueError as error:
-            raise DataError(f"{place}: {error}") from None
-        self.cut.append(line.number)
-        return pieces
+            raise LineError(place, str(error)) from None
 
     def _prefix(self, line: Line, source_tokens: int) -> list[int]:
         prefix = self.search.tokenizer(line.prefix.rstrip(), add_special_tokens=False)["input_ids"]
         longest = self.search.longest_output(source_tokens)
         if longest is not None and len(prefix) >= longest:
-            raise DataError(
-                f"{self.prefix_file}:{line.number}: the prefix has {len(prefix)} tokens, but the translation of "
-                f"{source_tokens} source tokens has at most {longest}."
+            raise LineError(
+                f"{self.prefix_file}:{line.number}",
+                f"a prefix of {len(prefix)} tokens, but the translation of {source_tokens} source tokens has at most "
+                f"{longest}.",
             )
         return prefix
 
-    def notice(self) -> str:
-        """Message about the lines that were split; empty if there are none."""
-        if not self.cut:
-            return ""
-        numbers = ", ".join(map(str, self.cut[:5])) + (", ..." if len(self.cut) > 5 else "")
-        return (
-            f"Split into pieces, because they have more than {self.limit} tokens: {len(self.cut)} lines of "
-            f"{_name(self.file)} ({numbers})."
-        )
+    def notices(self) -> list[str]:
+        """Messages about the lines that were split, and about those that were skipped."""
+        where, notices = _name(self.file), []
+        if self.cut:
+            notices.append(
+                f"Split into pieces, because they have more than {self.limit} tokens: {len(self.cut)} lines of "
+                f"{where} ({_listed(self.cut)})."
+            )
+        if self.skipped:
+            notices.append(
+                f"Skipped, with an empty translation: {len(self.skipped)} lines of {where} ({_listed(self.skipped)}). "
+                f"The first has {self.first_reason}"
+            )
+        return notices
 
     def report(self) -> None:
-        """Log the lines that were split, if there are any."""
-        if self.cut:
-            logger.warning(self.notice())
+        """Log the lines that were split or skipped, if there are any."""
+        for notice in self.notices():
+            logger.warning(notice)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:MAX_SHOWN])) + (", ..." if len(numbers) > MAX_SHOWN else "")
 
 
 def _name(file: str) -> str:
@@ -137,7 +184,7 @@ def translate_window(
         progress (`tqdm`): Progress bar, advanced once per line by the end of the window.
 
     Returns:
-        `list[list[Translation]]`: `search.n_best` translations per line, empty ones for an empty line.
+        `list[list[Translation]]`: `search.n_best` translations per line, empty ones for a line without requests.
     """
     requests, start = list(chain.from_iterable(lines)), progress.n
     lines_per_request = len(lines) / max(1, len(requests))

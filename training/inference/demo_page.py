@@ -35,9 +35,10 @@ COLUMNS = {"line": "number", "rank": "number", "score": "number", "log probabili
 APP = '''"""Translate with {model}: the page of `hf-vaswani demo`."""
 
 from hf_vaswani_training.inference.demo_page import SERVER, make_page
+from hf_vaswani_training.publishing.introduction import introduce
 
 
-page = make_page("{model}")
+page = make_page("{model}", introduction=introduce("{model}"))
 
 if __name__ == "__main__":
     page.launch(app_kwargs=SERVER)
@@ -158,7 +159,7 @@ class Translator:
             for rank, translation in enumerate(ranked, start=1)
             if line.text.strip()
         ]
-        return candidates, corpus.notice()
+        return candidates, " ".join(corpus.notices())
 
     def attention(self, candidate: Found) -> str:
         """Render the attention over a line and one of its translations as HTML.
@@ -207,12 +208,37 @@ def import_gradio() -> ModuleType:
     return gradio
 
 
-def make_page(name: str, dtype: str = "auto", trust_remote_code: bool = False):
+@dataclass(frozen=True)
+class Introduction:
+    """Languages and an example for the page.
+
+    Attributes:
+        languages (`tuple[str, str]`, *optional*): Source and target language, such as "en" and "de".
+        example (`str`): Source sentence that the page opens with.
+    """
+
+    languages: tuple[str, str] | None = None
+    example: str = ""
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Labels of the source and of the translation."""
+        source, target = (f" ({language})" for language in self.languages) if self.languages else ("", "")
+        return f"Source{source}, one sentence per line", f"Translation{target}"
+
+
+def make_page(
+    name: str,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    introduction: Introduction = Introduction(),
+):
     """Build the page as a `gradio.Blocks`, whose `launch()` serves it.
 
     Args:
         name (`str`): Checkpoint folder or Hub repository.
         dtype (`str`), trust_remote_code (`bool`): See `load_checkpoint`.
+        introduction (`Introduction`): Languages and example.
 
     Raises:
         ImportError: Gradio is not installed.
@@ -221,6 +247,7 @@ def make_page(name: str, dtype: str = "auto", trust_remote_code: bool = False):
     gr = import_gradio()
     translator = Translator(*load_checkpoint(name, dtype, trust_remote_code=trust_remote_code))
     default = translator.model.generation_config
+    source_label, translation_label = introduction.labels
 
     @contextlib.contextmanager
     def show_errors() -> Iterator[None]:
@@ -253,8 +280,8 @@ def make_page(name: str, dtype: str = "auto", trust_remote_code: bool = False):
     with gr.Blocks(title=f"Translate with {name}", analytics_enabled=False) as page:
         gr.Markdown(f"# Translate with {name}")
         with gr.Row():
-            text = gr.Textbox(label="Text, one sentence per line", lines=6, autofocus=True)
-            translation = gr.Textbox(label="Translation", lines=6, interactive=False, buttons=["copy"])
+            text = gr.Textbox(introduction.example, label=source_label, lines=6, autofocus=True)
+            translation = gr.Textbox(label=translation_label, lines=6, interactive=False, buttons=["copy"])
         with gr.Row():
             beams = gr.Slider(1, max(MAX_BEAMS, default.num_beams or 1), default.num_beams or 1, step=1, label="Beams")
             alpha = gr.Number(default.length_penalty, label="Length penalty α", minimum=0, maximum=10, step=0.1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from ..data.readers import is_interactive
 from ..files import is_stream
 from .choices import ENGINES
 from .corpus import RequestBuilder, read_sources, translate_window
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 def describe(args: argparse.Namespace) -> dict:
     """Settings and model files that the translations depend on, which `--resume` compares. Call it after the models
-    are loaded."""
+    are loaded. `--skip-bad-lines` is not among them, so that a run can go on after a bad line."""
     names = ("dtype", "options", "format", "n_best", "sampling", "max_source_tokens", "long_lines")
     names += ("batch_tokens", "window")  # the last digits of scores depend on the composition of a batch
     settings = {name: getattr(args, name) for name in names} | {"target_prefix": args.target_prefix is not None}
@@ -108,7 +109,8 @@ def translate_corpus(
     total: int | None,
     processes: Processes,
 ) -> None:
-    """Translate the lines after the first `done`, window by window, and log the speed.
+    """Translate the lines after the first `done`, window by window, and log the speed. At a terminal, log how to end
+    instead.
 
     Args:
         args (`argparse.Namespace`): Options of the command.
@@ -119,22 +121,28 @@ def translate_corpus(
         processes (`Processes`): Processes that take part.
     """
     sources = islice(read_sources(args.input, args.target_prefix), done, None)
+    interactive = is_interactive(args.input)
+    if interactive:
+        logger.info("Reading standard input, one sentence per line. Ctrl-D ends.")
     bar = {"total": total, "initial": done, "unit": " sentences", "desc": "Translating"}
     first, tokens, started = done, 0, time.perf_counter()
-    with tqdm(**bar, disable=not processes.is_main) as progress:
+    with tqdm(**bar, disable=not processes.is_main or interactive) as progress:
         while True:
             lines = processes.together(lambda: list(islice(sources, args.window)))
             if not lines:
                 break
             requests = processes.together(lambda lines=lines: corpus.requests(lines))
+            for reason in corpus.reasons.values() if interactive else ():
+                logger.warning("Skipped: %s", reason)
             translations = translate_window(corpus.search, requests, processes, progress)
             tokens += sum(len(request.ids) for line in requests for request in line)
             done += len(lines)
             if output is not None:
                 for line, candidates in zip(lines, translations):
-                    output.write(FORMATTERS[args.format](line.number - 1, line.text, candidates))
+                    reason = corpus.reasons.get(line.number)
+                    output.write(FORMATTERS[args.format](line.number - 1, line.text, candidates, reason))
                 output.end_window(lines)
-    if processes.is_main:
+    if processes.is_main and not interactive:
         corpus.report()
         report_speed(done - first, tokens, time.perf_counter() - started)
 
@@ -162,7 +170,8 @@ def translate_file(args: argparse.Namespace, load_search: Callable) -> None:
 
     def load_corpus() -> RequestBuilder:
         search, limit = load_search(args, processes.device)
-        return RequestBuilder(search, args.input, args.target_prefix, limit, args.long_lines == "split")
+        options = {"split": args.long_lines == "split", "skip": args.skip_bad_lines or is_interactive(args.input)}
+        return RequestBuilder(search, args.input, args.target_prefix, limit, **options)
 
     with contextlib.ExitStack() as stack:
         total = processes.together(lambda: count_lines(args))
@@ -174,5 +183,7 @@ def translate_file(args: argparse.Namespace, load_search: Callable) -> None:
 
         output = processes.together(enter_output)
         done = processes.gather([0 if output is None else output.sentences])[0]
+        if is_interactive(args.input):
+            stack.enter_context(contextlib.suppress(KeyboardInterrupt))  # Ctrl-C ends a conversation as Ctrl-D does
         translate_corpus(args, corpus, output, done, total, processes)
     processes.end()

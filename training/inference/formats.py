@@ -7,11 +7,12 @@ from .choices import FORMATS
 from .search import Translation
 
 
-# Function that formats one sentence from its number, counted from 0, its source and its translations, best first.
-Format = Callable[[int, str, list[Translation]], str]
+# Function that formats one sentence from its number, counted from 0, its source, its translations, best first, and the
+# reason why it was skipped.
+Format = Callable[[int, str, list[Translation], str | None], str]
 
 
-def as_text(number: int, source: str, translations: list[Translation]) -> str:
+def as_text(number: int, source: str, translations: list[Translation], skipped: str | None = None) -> str:
     """Format the best translation as one line.
 
     >>> as_text(7, "A dog.", [Translation("Ein Hund.")])
@@ -20,7 +21,7 @@ def as_text(number: int, source: str, translations: list[Translation]) -> str:
     return translations[0].text.replace("\n", " ") + "\n"
 
 
-def as_nbest(number: int, source: str, translations: list[Translation]) -> str:
+def as_nbest(number: int, source: str, translations: list[Translation], skipped: str | None = None) -> str:
     """Format an n-best list of Moses, with one line `number ||| text ||| score` per translation. An empty sentence
     has as many lines as any other.
 
@@ -31,9 +32,9 @@ def as_nbest(number: int, source: str, translations: list[Translation]) -> str:
     return "".join(f"{number} ||| {text} ||| {score:.4f}\n" for text, score in lines)
 
 
-def as_jsonl(number: int, source: str, translations: list[Translation]) -> str:
+def as_jsonl(number: int, source: str, translations: list[Translation], skipped: str | None = None) -> str:
     """Format a sentence as one JSON object, with the log probability of every token. An empty source has no
-    translations."""
+    translations. A skipped one has none either, but the reason in `skipped`."""
     rows = [
         {
             "text": translation.text,
@@ -42,9 +43,10 @@ def as_jsonl(number: int, source: str, translations: list[Translation]) -> str:
             "tokens": [[text, round(number, 4)] for text, number in translation.tokens],
         }
         for translation in translations
-        if source.strip()
+        if source.strip() and skipped is None
     ]
-    return json.dumps({"source": source, "translations": rows}, ensure_ascii=False, allow_nan=False) + "\n"
+    reason = {} if skipped is None else {"skipped": skipped}
+    return json.dumps({"source": source, "translations": rows, **reason}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 FORMATTERS: dict[str, Format] = dict(zip(FORMATS, (as_text, as_nbest, as_jsonl), strict=True))

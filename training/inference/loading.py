@@ -10,24 +10,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
+from transformers.utils.logging import disable_progress_bar
 
 from hf_vaswani import VaswaniTranslationPipeline
 
+from ..hub_connection import hub_failure
+from ..notices import are_held_back
 from .checkpoint_files import (
     CONFIG,
     GENERATION,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    TRUST,
     check_finite,
     check_fit,
     check_folder,
     check_tokenizer_files,
-    naming,
+    one_line_errors,
     unchecked_settings,
 )
 from .choices import MAX_SOURCE_TOKENS
+
+
+if are_held_back():
+    disable_progress_bar()  # of loading and saving weights
 
 
 def find_checkpoint(name: str | Path) -> Path:
@@ -35,21 +46,51 @@ def find_checkpoint(name: str | Path) -> Path:
 
     Raises:
         NotADirectoryError: The name is that of a file.
-        OSError: There is no such folder or repository.
+        OSError: There is no such folder or repository, or the Hub does not answer and the cache has no copy.
     """
-    if Path(name).is_file():
-        raise NotADirectoryError(f"{name}: expected a checkpoint folder, found a file.")
-    if Path(name).is_dir():
-        return Path(name)
+    path = Path(name)
+    if path.is_file():
+        hint = f": its folder is {path.parent}" if (path.parent / CONFIG).is_file() else ""
+        raise NotADirectoryError(f"{name}: expected a checkpoint folder, found a file{hint}.")
+    if Path(source := available_copy(name)).is_dir():
+        return Path(source)
     try:
-        folder = Path(cached_file(str(name), CONFIG)).parent
+        folder = Path(cached_file(source, CONFIG)).parent
     except OSError as error:
-        text = " ".join(str(error).split())
-        raise OSError(f"{name}: no such folder, and loading it from the Hub failed: {text}") from error
+        raise OSError(missing_checkpoint(name, error)) from error
     for file in (GENERATION, TOKENIZER, TOKENIZER_CONFIG):
         with contextlib.suppress(OSError):  # the repository may lack it
-            cached_file(str(name), file)
+            cached_file(source, file)
     return folder
+
+
+def available_copy(name: str | Path) -> str:
+    """Folder or repository to load a checkpoint from: the repository's folder in the cache where the Hub does not
+    answer. With the repository's name, the libraries would ask again and wait, `local_files_only` or not.
+
+    Raises:
+        OSError: The Hub does not answer, and the cache has no copy.
+    """
+    if Path(name).is_dir() or hub_failure() is None:
+        return str(name)
+    try:
+        return snapshot_download(str(name), local_files_only=True)
+    except (OSError, HFValidationError) as error:
+        raise FileNotFoundError(missing_checkpoint(name, error)) from error
+
+
+def missing_checkpoint(name: str | Path, error: Exception) -> str:
+    """Message about a checkpoint that is neither a folder nor loads from the Hub."""
+    try:
+        validate_repo_id(str(name))
+    except HFValidationError:
+        return f"{name}: no such folder, and not the name of a Hub repository, user/name."
+    if (failure := hub_failure()) is not None:
+        return (
+            f"{name}: no such folder, and no copy of that Hub repository in the cache ({failure}). Check the path or "
+            "the name, and the network."
+        )
+    return f"{name}: no such folder, and loading it from the Hub failed: {' '.join(str(error).split())}"
 
 
 def load_model(
@@ -74,8 +115,10 @@ def load_model(
     """
     check_folder(find_checkpoint(name), trust_remote_code, ours=model_class is not AutoModelForSeq2SeqLM)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # check_fit refuses mismatches
-    with naming(name), no_loading_report():
-        model, report = model_class.from_pretrained(str(name), trust_remote_code=trust_remote_code, **kwargs)
+    with one_line_errors(name), no_loading_report():
+        model, report = model_class.from_pretrained(
+            available_copy(name), trust_remote_code=trust_remote_code, **kwargs
+        )
     check_fit(name, report)
     check_finite(name, model)
     return model
@@ -109,11 +152,26 @@ def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrai
     """
     if Path(name).is_file():
         raise NotADirectoryError(f"{name}: expected a folder with a tokenizer, found a file.")
-    check_tokenizer_files(Path(name))
-    with naming(Path(name) / TOKENIZER_CONFIG if Path(name).is_dir() else name):
-        tokenizer = AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
-        tokenizer.pad(tokenizer(["a", "a b c"]), return_tensors="pt")  # some invalid fields fail only in use
+    folder = Path(available_copy(name))
+    check_tokenizer_files(folder)
+    try:
+        with one_line_errors(folder / TOKENIZER_CONFIG if folder.is_dir() else name):
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+            tokenizer.pad(tokenizer(["a", "a b c"]), return_tensors="pt")  # some invalid fields fail only in use
+    except (OSError, ValueError) as error:
+        if folder.is_dir() and not (folder / TOKENIZER).is_file() and TRUST not in str(error):
+            raise FileNotFoundError(missing_tokenizer(folder)) from error
+        if isinstance(error, OSError) and not folder.is_dir():
+            raise OSError(missing_checkpoint(name, error)) from error
+        raise
     return tokenizer
+
+
+def missing_tokenizer(folder: Path) -> str:
+    """Message about a folder without a tokenizer. Suggests that of the run."""
+    source = folder.resolve().parent
+    hint = f" {source} has one: copy its tokenizer*.json." if (source / TOKENIZER).is_file() else ""
+    return f"{folder}: no tokenizer: expected {TOKENIZER} and {TOKENIZER_CONFIG}.{hint}"
 
 
 def load_checkpoint(
@@ -147,7 +205,7 @@ def load_checkpoint(
 
 def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError if the vocabularies of model and tokenizer do not match."""
-    size = model.config.vocab_size
+    size = getattr(model.config, "source_vocab_size", None) or model.config.vocab_size  # a foreign model has one
     if not 0 <= size - len(tokenizer) < VaswaniTranslationPipeline.MOST_PADDING:
         raise ValueError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {size}: expected the same number."
@@ -168,7 +226,7 @@ def try_search(name: str, model: PreTrainedModel) -> None:
     if not (unchecked := unchecked_settings(settings)):
         return
     place = Path(name) / GENERATION if Path(name).is_dir() else f"{name}: {GENERATION}"
-    with naming(f"{place}: {', '.join(unchecked)}", foreign_code=False):
+    with one_line_errors(f"{place}: {', '.join(unchecked)}", foreign_code=False):
         model.eval().generate(torch.tensor([[model.config.eos_token_id or 0]]), max_new_tokens=2)
 
 

@@ -7,7 +7,7 @@ from ..trainer.checkpoints import STATE_NAME, read_state
 
 
 PANELS = (
-    ("loss per token", (("loss", "training (smoothed)"), ("eval_loss", "evaluation"))),
+    ("loss per token", (("loss", "training (label-smoothed)"), ("eval_loss", "evaluation"))),
     ("BLEU", (("eval_bleu", "evaluation"),)),
     ("learning rate", (("learning_rate", "learning rate"),)),
 )

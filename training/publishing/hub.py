@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from sacrebleu.metrics.base import Metric
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,6 +18,7 @@ from ..evaluation.perplexity import perplexities
 from ..evaluation.report import Report
 from ..evaluation.test_sets import Texts
 from ..files import written_whole
+from ..hub_connection import hub_failure
 from ..inference.loading import load_checkpoint
 from ..inference.translation import translate
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
@@ -214,6 +215,14 @@ def _with_scores(checkpoint: Checkpoint, repo: str, card_options: CardOptions, t
     )
 
 
+def check_connection() -> None:
+    """Raise OSError unless the Hub answers and there is a token to push with."""
+    if (failure := hub_failure()) is not None:
+        raise ConnectionError(f"{failure}: publishing needs the Hub. --card-only writes the card without it.")
+    if get_token() is None:
+        raise PermissionError("No token for the Hub: run `hf auth login`, or set HF_TOKEN.")
+
+
 def publish(
     folder: str,
     repo_id: str,
@@ -244,8 +253,9 @@ def publish(
     Raises:
         FileNotFoundError: The folder lacks a file that loading from the Hub needs.
         ValueError: The existing card is malformed.
-        huggingface_hub.errors.HfHubHTTPError: The Hub refuses the request.
+        OSError: The Hub does not answer, there is no token, or the Hub refuses the request.
     """
+    check_connection()
     checkpoint = check_checkpoint(Path(folder), trust_remote_code)
     earlier = earlier_card(Path(folder), repo_id, revision, keep)
     card, files = renewed_card(checkpoint, repo_id, card_options or CardOptions(), earlier, test)

@@ -12,9 +12,10 @@ from hf_vaswani.checksums_vaswani import checksum
 from ..data.pairs import load_pairs
 from ..evaluation.report import finite
 from ..json_records import check_fields, read_record
-from ..trainer.arguments import defaults, load_recipe
+from ..trainer.arguments import defaults
 from ..trainer.averaging import RECORD, AverageFile
 from ..trainer.checkpoints import STATE_NAME, checkpoint_folders, read_state
+from ..trainer.command_line import load_recipe
 from ..trainer.manifest import model_fields, read_manifest
 from ..trainer.packaged_recipes import RECIPES
 from ..trainer.resumable_trainer import MANIFEST_NAME

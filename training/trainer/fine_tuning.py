@@ -14,8 +14,8 @@ from hf_vaswani.configuration_vaswani import TABLE_3
 
 from ..data.tokenizer import parts_of_new_tokens
 from ..inference.checkpoint_files import check_folder
+from ..inference.loading import available_copy, load_tokenizer, missing_checkpoint
 from ..inference.loading import load_model as load_checked
-from ..inference.loading import load_tokenizer
 from .arguments import ModelArguments, VaswaniTrainingArguments
 from .checkpoints import PARTIAL, clear_partial, naming_what_failed, put_in_place
 
@@ -36,12 +36,12 @@ def starting_checkpoint(init_from: str) -> Path:
         FileNotFoundError: No such folder, and the download failed.
         ValueError: The checkpoint holds another kind of model, or an adapter only.
     """
-    folder = Path(init_from)
+    folder = Path(available_copy(init_from))
     if not folder.is_dir():
         try:
             folder = Path(snapshot_download(init_from, ignore_patterns=["*/*"]))  # without its training checkpoints
         except (OSError, HFValidationError) as error:
-            raise FileNotFoundError(f"init_from {init_from}: no such folder, and not on the Hub: {error}") from error
+            raise FileNotFoundError(f"init_from: {missing_checkpoint(init_from, error)}") from error
     check_folder(folder, ours=True)
     return folder
 
@@ -50,9 +50,15 @@ def starting_config(folder: Path, model_args: ModelArguments) -> VaswaniConfig:
     """The checkpoint's configuration, with the dropout and label smoothing of the run.
 
     Raises:
-        ValueError: The run sets an unknown field, or one that conflicts with the checkpoint's weights.
+        ValueError: The run sets an unknown field, or one that conflicts with the checkpoint's weights; or the
+            checkpoint has two vocabularies.
     """
     config = VaswaniConfig.from_pretrained(folder)
+    if config.source_vocab_size is not None:
+        raise ValueError(
+            f"init_from {folder}: source_vocab_size is {config.source_vocab_size}, but training reads both languages "
+            "with one tokenizer: expected a model with one vocabulary."
+        )
     known = {field.name for field in dataclasses.fields(VaswaniConfig)} | set(VaswaniConfig.attribute_map)
     VaswaniConfig.from_table3(model_args.model)  # raises for an unknown row
     for name, value in {**TABLE_3[model_args.model], **(model_args.model_overrides or {})}.items():
@@ -71,15 +77,12 @@ def starting_config(folder: Path, model_args: ModelArguments) -> VaswaniConfig:
     return config
 
 
-def load_model(
-    model_args: ModelArguments, folder: Path, tokenizer: PreTrainedTokenizerBase
-) -> VaswaniForConditionalGeneration:
-    """Load the checkpoint's model and generation settings, with its embeddings extended for new tokens.
+def load_model(model_args: ModelArguments, folder: Path) -> VaswaniForConditionalGeneration:
+    """Load the checkpoint's model and generation settings. `extend_embeddings` adds embeddings of new tokens.
 
     Args:
         model_args (`ModelArguments`): Arguments of the run.
         folder (`Path`): From `starting_checkpoint`.
-        tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the run: the checkpoint's, or an extension of it.
 
     Raises:
         OSError: The weights are damaged.
@@ -91,32 +94,31 @@ def load_model(
             f"vocab_size={model_args.vocab_size}: with init_from, the vocabulary is that of {folder}, "
             f"{config.vocab_size} tokens; extend_vocabulary adds to it."
         )
-    model = load_checked(
+    own = load_tokenizer(folder, model_args.trust_remote_code)
+    if (largest := max(own.get_vocab().values())) >= config.vocab_size:
+        raise ValueError(f"{folder}: the tokenizer has an id {largest}, but the model {config.vocab_size} embeddings.")
+    return load_checked(
         folder,
         VaswaniForConditionalGeneration,
         config=config,
         dtype=torch.float32,
         attn_implementation=model_args.attn_implementation,
     )
-    own = load_tokenizer(folder, model_args.trust_remote_code)
-    if (largest := max(own.get_vocab().values())) >= config.vocab_size:
-        raise ValueError(f"{folder}: the tokenizer has an id {largest}, but the model {config.vocab_size} embeddings.")
-    if model_args.extend_vocabulary:
-        extend_embeddings(model, own, tokenizer)
-    return model
 
 
 @torch.no_grad()
 def extend_embeddings(model: PreTrainedModel, old: PreTrainedTokenizerBase, extended: PreTrainedTokenizerBase) -> None:
     """Add rows for new tokens to the embedding and the output projection.
 
-    Each new row is the mean of the rows of the old tokens that the new token replaces.
+    Each new row, and its output bias, is the mean of those of the old tokens that the new token replaces.
     """
     size = max(model.config.vocab_size, max(extended.get_vocab().values()) + 1)
     model.resize_token_embeddings(size, mean_resizing=False)
     weights = [model.get_input_embeddings().weight]
     if not model.config.tie_word_embeddings:
         weights.append(model.get_output_embeddings().weight)
+    if model.config.output_bias:
+        weights.append(model.get_output_embeddings().bias)
     for token, parts in parts_of_new_tokens(old, extended).items():
         for weight in weights:
             weight[token] = weight[parts].mean(0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
+from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import has_length
 
@@ -16,8 +17,10 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from ..data.encoding import FilteredStream, filter_by_length, tokenize
 from ..data.pairs import load_hub_pairs, load_pairs
 from ..data.readers import DataError
-from ..data.tokenizer import extend_tokenizer, train_tokenizer
+from ..data.tokenizer import check_vocab_size, extend_tokenizer, train_tokenizer
+from ..files import check_output_folder
 from ..inference.checkpoint_files import check_size
+from ..inference.direction import is_reversed
 from ..inference.loading import load_tokenizer
 from ..paper import GENERATION, paper_learning_rate
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
@@ -32,7 +35,15 @@ from .checkpoints import (
     put_files_in_place,
     read_state,
 )
-from .fine_tuning import EarlyStopping, add_adapters, load_model, merge_adapters, starting_checkpoint
+from .console import hide_library_bars, shows_bars
+from .fine_tuning import (
+    EarlyStopping,
+    add_adapters,
+    extend_embeddings,
+    load_model,
+    merge_adapters,
+    starting_checkpoint,
+)
 from .manifest import check_same_run, make_manifest
 from .run_lock import lock_run
 from .signals import StopOnSignal
@@ -42,6 +53,8 @@ from .trainer import VaswaniTrainer
 logger = logging.getLogger(__name__)
 
 
+LONG = 100_000  # pairs; learning the vocabulary of fewer takes seconds, and shows no progress
+MAX_READ = 1000  # pairs, to find enough short ones for `is_reversed`
 OPTIMISER_STATES = (("optimizer*", "scheduler*"), ("global_step*",))  # the second is DeepSpeed's
 
 
@@ -113,31 +126,35 @@ def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Datas
     return train, evaluation
 
 
-def get_tokenizer(
-    model_args: ModelArguments,
-    train: Dataset | IterableDataset,
-    checkpoint: str | None,
-    start: Path | None,
-    args: VaswaniTrainingArguments,
-) -> PreTrainedTokenizerBase:
-    """Load, learn or extend the run's tokenizer.
+def existing_tokenizer(
+    model_args: ModelArguments, checkpoint: str | None, start: Path | None
+) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer of the checkpoint to resume, of `tokenizer_from`, or of the checkpoint to fine-tune.
 
-    The tokenizer is loaded from the checkpoint to resume, from `tokenizer_from`, or from the checkpoint to fine-tune.
-    Otherwise it is learned from both sides of the training pairs, or extended on them (`extend_vocabulary`), and saved
-    to `output_dir`.
+    Returns:
+        The tokenizer, or `None` if the run has to learn or to extend its own.
     """
-    trust = model_args.trust_remote_code
     if checkpoint or model_args.tokenizer_from or (start and not model_args.extend_vocabulary):
-        return load_tokenizer(checkpoint or model_args.tokenizer_from or start, trust)
+        return load_tokenizer(checkpoint or model_args.tokenizer_from or start, model_args.trust_remote_code)
+    return None
+
+
+def learn_tokenizer(
+    model_args: ModelArguments, train: Dataset | IterableDataset, start: Path | None, args: VaswaniTrainingArguments
+) -> PreTrainedTokenizerBase:
+    """Learn a tokenizer from both sides of the training pairs, or extend that of `start`; save it to `output_dir`."""
     with args.main_process_first(desc="learning the vocabulary", local=False):  # output_dir is shared
         if args.process_index == 0:
             texts = (text for side in ("source", "target") for batch in train.iter(1000) for text in batch[side])
             if start:
-                tokenizer = extend_tokenizer(load_tokenizer(start, trust), texts, model_args.extend_vocabulary)
+                old = load_tokenizer(start, model_args.trust_remote_code)
+                tokenizer = extend_tokenizer(old, texts, model_args.extend_vocabulary)
             else:
-                tokenizer = train_tokenizer(texts, model_args.vocab_size, show_progress=not args.disable_tqdm)
+                logger.info("Learning a vocabulary of %s tokens.", f"{model_args.vocab_size:,}")
+                takes_long = not has_length(train) or len(train) >= LONG
+                tokenizer = train_tokenizer(texts, model_args.vocab_size, takes_long and shows_bars(args))
             save_tokenizer(tokenizer, Path(args.output_dir))
-        return load_tokenizer(args.output_dir, trust)
+        return load_tokenizer(args.output_dir, model_args.trust_remote_code)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
@@ -154,26 +171,50 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
     clear_partial(run)
 
 
-def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> VaswaniForConditionalGeneration:
-    """Initialise a new model for the tokenizer's vocabulary.
+def new_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase | None = None) -> VaswaniConfig:
+    """Configuration of a new model, with the tokenizer's vocabulary; before there is one, with `vocab_size`.
 
     Raises:
-        ValueError: Unknown row, or invalid override.
+        ValueError: Unknown row, invalid override, too small a `vocab_size`, or a model that exceeds the memory.
     """
-    special = {
+    vocabulary = {"vocab_size": model_args.vocab_size}
+    if tokenizer is None:
+        check_vocab_size(model_args.vocab_size)
+    else:
+        vocabulary = {"vocab_size": len(tokenizer), **special_ids(tokenizer)}
+    overrides = model_args.model_overrides or {}
+    try:
+        config = VaswaniConfig.from_table3(model_args.model, **{**vocabulary, **overrides})
+    except (TypeError, StrictDataclassError) as error:
+        raise ValueError(f"model_overrides {overrides}: {' '.join(str(error).split())}") from error
+    if config.source_vocab_size is not None and config.source_vocab_size < vocabulary["vocab_size"]:
+        raise ValueError(
+            f"model_overrides, source_vocab_size: expected at least {vocabulary['vocab_size']}, the tokens of the "
+            f"tokenizer, which reads both languages, found {config.source_vocab_size}."
+        )
+    check_size(config, f"model {model_args.model}, model_overrides {overrides}")
+    return config
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of the tokenizer's special tokens, by their names in the configuration."""
+    return {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "decoder_start_token_id": tokenizer.bos_token_id,
     }
-    overrides = model_args.model_overrides or {}
-    try:
-        config = VaswaniConfig.from_table3(model_args.model, **{"vocab_size": len(tokenizer), **special, **overrides})
-    except (TypeError, StrictDataclassError) as error:
-        raise ValueError(f"model_overrides {overrides}: {' '.join(str(error).split())}") from error
-    check_size(config, f"model {model_args.model}, model_overrides {overrides}")
+
+
+def build_model(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> VaswaniForConditionalGeneration:
+    """Initialise a new model for the tokenizer's vocabulary.
+
+    Raises:
+        ValueError: Unknown row, invalid override, or a model that exceeds the memory.
+    """
+    config = new_config(model_args, tokenizer)
     model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation=model_args.attn_implementation)
-    model.generation_config = GenerationConfig(**special, **GENERATION)
+    model.generation_config = GenerationConfig(**special_ids(tokenizer), **GENERATION)
     return model
 
 
@@ -197,13 +238,13 @@ def prepare_pairs(
     return train_pairs, eval_pairs
 
 
-def check_evaluation(args: VaswaniTrainingArguments, eval_pairs: Dataset | None) -> None:
+def check_evaluation(data: DataArguments, args: VaswaniTrainingArguments) -> None:
     """Disable evaluation if there is no evaluation data.
 
     Raises:
         ValueError: The run's arguments require evaluation.
     """
-    if eval_pairs is None:
+    if not (data.dataset_name or data.eval_files):
         if args.average == "best":
             raise ValueError("average=best: there is no evaluation data to select the best checkpoints.")
         args.eval_strategy, args.metric_for_best_model = "no", None
@@ -235,10 +276,43 @@ def check_positions(config: VaswaniConfig, max_length: int) -> None:
         )
 
 
+def starting_model(
+    model_args: ModelArguments,
+    args: VaswaniTrainingArguments,
+    start: Path | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> VaswaniForConditionalGeneration | None:
+    """Load the model to fine-tune, with its adapters, or initialise a new one for an existing tokenizer.
+
+    Returns:
+        The model, or `None` for a new model whose vocabulary has yet to be learned.
+    """
+    if start is None:
+        return build_model(model_args, tokenizer) if tokenizer is not None else None
+    model = load_model(model_args, start)
+    return add_adapters(model, model_args.lora_rank, args) if model_args.lora_rank else model
+
+
+def warn_of_reversed_pairs(
+    model: VaswaniForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset | IterableDataset,
+    start: Path,
+) -> None:
+    """Log a warning if the model to fine-tune translates from the pairs' targets to their sources."""
+    rows = ((pair["source"], pair["target"]) for pair in pairs.take(MAX_READ))
+    if (means := is_reversed(model, tokenizer, rows)) is not None:
+        logger.warning(
+            "The training data looks swapped: %s gives the targets %.1f per token, and the sources %.1f (mean log "
+            "probability, given the other side). Fine-tuning would reverse the model's direction.",
+            *(start, *means),
+        )
+
+
 def make_trainer(
     model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments, checkpoint: str | None
 ) -> VaswaniTrainer:
-    """Prepare data, vocabulary and model, and create their trainer.
+    """Prepare data, vocabulary and model, and create their trainer. The model is checked before any data is read.
 
     Args:
         model_args, data, args: Arguments of the run; a missing `learning_rate` is set to the paper's.
@@ -249,16 +323,25 @@ def make_trainer(
     """
     with args.main_process_first(desc="finding the model to start from"):
         start = starting_checkpoint(model_args.init_from) if model_args.init_from else None
-    with args.main_process_first(desc="reading the data"):
-        train_pairs, eval_pairs = load_datasets(data)
-    check_evaluation(args, eval_pairs)
-    vocabulary_pairs = train_pairs.take(data.stream_window) if data.streaming else train_pairs
-    tokenizer = get_tokenizer(model_args, vocabulary_pairs, checkpoint, start, args)
-    with args.main_process_first(desc="tokenising"):
-        train_pairs, eval_pairs = prepare_pairs(train_pairs, eval_pairs, tokenizer, data)
+    check_evaluation(data, args)
+    tokenizer = existing_tokenizer(model_args, checkpoint, start)
+    model = starting_model(model_args, args, start, tokenizer)
+    check_positions(new_config(model_args) if model is None else model.config, data.max_length)
 
-    model = load_model(model_args, start, tokenizer) if start else build_model(model_args, tokenizer)
-    check_positions(model.config, data.max_length)
+    with args.main_process_first(desc="reading the data"):
+        texts, eval_texts = load_datasets(data)
+    if tokenizer is None:
+        sample = texts.take(data.stream_window) if data.streaming else texts
+        tokenizer = learn_tokenizer(model_args, sample, start, args)
+    with args.main_process_first(desc="tokenising"):
+        train_pairs, eval_pairs = prepare_pairs(texts, eval_texts, tokenizer, data)
+
+    if model is None:
+        model = build_model(model_args, tokenizer)
+    if model_args.extend_vocabulary:
+        extend_embeddings(model, load_tokenizer(start, model_args.trust_remote_code), tokenizer)
+    if start and not checkpoint and args.process_index == 0:
+        warn_of_reversed_pairs(model, tokenizer, texts, start)
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None
@@ -267,7 +350,7 @@ def make_trainer(
         if checkpoint:
             check_same_run(record, checkpoint)
     return VaswaniTrainer(
-        add_adapters(model, model_args.lora_rank, args) if model_args.lora_rank else model,
+        model,
         args,
         train_dataset=train_pairs,
         eval_dataset=eval_pairs,
@@ -280,21 +363,27 @@ def make_trainer(
 
 def log_size(trainer: VaswaniTrainer) -> None:
     """Log the sizes of the model, its vocabulary, an update and an epoch."""
-    args = trainer.args
-    trained = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
+    args, model = trainer.args, trainer.model
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    parameters = f"{model.num_parameters():,} parameters"
+    if trained < model.num_parameters():
+        parameters += f", {trained:,} of them trained"
+    logger.info("Model: %s; vocabulary of %s tokens.", parameters, f"{len(trainer.processing_class):,}")
     logger.info(
-        "%s parameters, %s of them trained, vocabulary of %d; updates of %d + %d tokens (%d devices x %d batches).",
-        f"{trainer.model.num_parameters():,}",
-        f"{trained:,}",
-        len(trainer.processing_class),
-        args.source_tokens_per_update,
-        args.target_tokens_per_update,
-        args.world_size,
-        args.gradient_accumulation_steps,
+        "Update: up to %s source and %s target tokens, in %s on %s.",
+        f"{args.source_tokens_per_update:,}",
+        f"{args.target_tokens_per_update:,}",
+        _count(args.gradient_accumulation_steps, "batch", "batches"),
+        _count(args.world_size, "device", "devices"),
     )
     if has_length(trainer.train_dataset):
         sampler = trainer.token_budget_sampler()
-        logger.info("%d updates an epoch, %.1f%% padding.", sampler.num_updates, 100 * sampler.padding_share())
+        padding = sampler.padding_share()
+        logger.info("Epoch: %s, %.1f%% padding.", _count(sampler.num_updates, "update", "updates"), 100 * padding)
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number:,} {one if number == 1 else more}"
 
 
 def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainingArguments) -> VaswaniTrainer:
@@ -310,8 +399,10 @@ def train(model_args: ModelArguments, data: DataArguments, args: VaswaniTraining
         RunInUseError: Another process has locked the folder.
         SystemExit: A signal stopped the training after a checkpoint. The exit status is 128 plus the signal's number.
     """
+    hide_library_bars(args)
     if data.streaming:
         check_stream(data, args)
+    check_output_folder(args.output_dir, "output_dir")
     if args.resume and not Path(args.output_dir).is_dir():
         raise FileNotFoundError(f"--resume: no complete checkpoint in {args.output_dir}: no such folder.")
     with lock_run(Path(args.output_dir)) if args.process_index == 0 else contextlib.nullcontext():
@@ -329,7 +420,8 @@ def _train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainin
             "Without load_best_model_at_end, output_dir gets the last weights, which are rarely the best for small "
             "data. --config finetune keeps the best weights, stops early, and has a schedule for small data."
         )
-    with StopOnSignal() as stop:
+    loggers = [logging.getLogger(), logging.getLogger("transformers")]
+    with logging_redirect_tqdm(loggers), StopOnSignal() as stop:  # messages appear above the bar
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=checkpoint)
     state = trainer.state
@@ -345,8 +437,4 @@ def _train(model_args: ModelArguments, data: DataArguments, args: VaswaniTrainin
     trainer.save_run()
     if args.average is not None and args.process_index == 0:
         logger.info("Averaged weights: %s.", write_average(trainer))
-    if state.best_model_checkpoint:
-        scored = f", of the average ({args.average}) at that step" if args.eval_average else ""
-        name = args.metric_for_best_model
-        logger.info("Best: %s (%s %.4g%s).", state.best_model_checkpoint, name, state.best_metric, scored)
     return trainer

@@ -12,7 +12,7 @@ import torch
 from transformers import Seq2SeqTrainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
-from ..inference.checkpoint_files import check_fit, naming
+from ..inference.checkpoint_files import check_fit, one_line_errors
 from .fsdp import embeddings_in_root, in_its_own_class, load_optimizer_state, load_weights, optimizer_state
 
 
@@ -66,14 +66,14 @@ class ShardedTrainer(Seq2SeqTrainer):
     # Loading
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        with naming(resume_from_checkpoint):
+        with one_line_errors(resume_from_checkpoint):
             if self.accelerator.is_fsdp2:
                 self._issue_warnings_after_load(load_weights(self.model, resume_from_checkpoint))
             else:
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        with naming(self.state.best_model_checkpoint):
+        with one_line_errors(self.state.best_model_checkpoint):
             if self.accelerator.is_fsdp2:
                 self._issue_warnings_after_load(load_weights(self.model, self.state.best_model_checkpoint))
             else:

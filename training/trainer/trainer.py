@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list, gather_object, send_to_devic
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput, has_length
 
 from ..data.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
@@ -22,6 +22,7 @@ from ..paper import inverse_sqrt_factor
 from .arguments import VaswaniTrainingArguments
 from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average, mean_swapped_in
 from .checkpoints import checkpoint_name
+from .console import ConsoleLog
 from .fsdp import gathered
 from .onednn import OneDNNProducts
 from .resumable_trainer import ResumableTrainer
@@ -97,6 +98,9 @@ class VaswaniTrainer(ResumableTrainer):
         self._uses_onednn = not args.torch_compile and not recomputes and OneDNNProducts.pays(self.model)
         if args.torch_compile:  # batches differ in shape, so a static graph would fit only one of them
             self.accelerator.state.dynamo_plugin.dynamic = True
+        self._console = ConsoleLog(label_smoothing=self.model.config.label_smoothing > 0)
+        if self.pop_callback(ProgressCallback) or self.pop_callback(PrinterCallback):  # neither in a notebook
+            self.add_callback(self._console)
         if args.save_minutes is not None:
             self.add_callback(SaveByMinutes(args.save_minutes))
         self.moving_average = None
@@ -205,9 +209,12 @@ class VaswaniTrainer(ResumableTrainer):
         self._throughput.tokens, self._throughput.padded = progress["tokens"], progress["padded"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add this device's target tokens per second, without padding, and its share of padding since the last log."""
+        """Add this device's target tokens per second, without padding, and its share of padding since the last log.
+
+        The entry at the end of the training has them for the updates after the last log.
+        """
         logs.pop("train_samples_per_second", None)  # it assumes a fixed number of pairs per batch
-        if "loss" in logs:
+        if "loss" in logs or "train_loss" in logs:
             logs.update(self._throughput.summary())
             self._throughput = _Throughput()
         super().log(logs, start_time)
@@ -227,6 +234,7 @@ class VaswaniTrainer(ResumableTrainer):
         checkpoint = self._resumed_from
         if self.moving_average is not None and checkpoint is not None:
             self.moving_average.load(Path(checkpoint) / EMA_NAME)
+        self._throughput.started = time.monotonic()
         super()._begin()
         if self._stream is None or checkpoint is None or self.args.ignore_data_skip:
             return
@@ -238,6 +246,7 @@ class VaswaniTrainer(ResumableTrainer):
         try:
             return super().train(*args, **kwargs)
         finally:
+            self._console.close()
             if self._stream is not None:
                 self._stream.close()
 
