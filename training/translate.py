@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .data.readers import check_file, is_interactive
 from .files import check_output, is_stream, partial_files
-from .inference.choices import FORMATS, MAX_SOURCE_TOKENS
+from .inference.choices import ENGINES, FORMATS, MAX_SOURCE_TOKENS
 from .options import OptionGroup, Parser, above_zero, add_dtype, add_trust, finite, positive, share
 from .running import naming_resumption, run
 
@@ -38,6 +38,13 @@ def make_parser() -> argparse.ArgumentParser:
         default=1,
         help="number of processes, each on its own accelerator, or all on the CPU if there is none (default: "
         "%(default)s)",
+    )
+    speed.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="torch, or CTranslate2 with the same settings and scores; the model is converted once, into a cache in "
+        "HF_HOME (default: %(default)s)",
     )
     add_dtype(speed)
     return parser
@@ -109,6 +116,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         parser.error(f"--seed must not be negative, got {args.seed}")
     if args.sample and (args.num_beams or 1) > 1:
         parser.error(f"--sample has no beams, got --num-beams {args.num_beams}")
+    if args.engine != "torch" and args.sample:
+        parser.error(f"--sample needs --engine torch, got {args.engine}")
+    if args.engine != "torch" and len(args.model) > 1:
+        parser.error(f"an ensemble needs --engine torch, got {args.engine} and {len(args.model)} models")
     args.sampling = {name: getattr(args, name) for name in sampling} if args.sample else None
     if args.format == "text" and (args.n_best or 1) > 1:
         parser.error("--n-best needs --format nbest or jsonl: text has one translation per line")
@@ -136,9 +147,11 @@ def main(argv: list[str] | None = None) -> None:
     from torch.distributed import is_torchelastic_launched
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    from .inference.file_translation import translate_file
+    from .inference.file_translation import load_search, translate_file
     from .inference.workers import launch
 
+    if args.engine == "ctranslate2":
+        from .conversion.ctranslate2_engine import load_search
     if args.processes > 1 and not is_torchelastic_launched():
         devices = torch.accelerator.device_count() if args.dtype != "int8" else 0
         if 0 < devices < args.processes:
@@ -150,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     with naming_resumption(lambda: how_to_continue(args.output)):
-        translate_file(args)
+        translate_file(args, load_search)
 
 
 if __name__ == "__main__":

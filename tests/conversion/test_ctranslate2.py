@@ -44,6 +44,7 @@ def largest_difference(model, tokenizer, folder, compute_type: str = "float32") 
         {"attention_bias": True},
         {"position_embedding": "learned", "max_position_embeddings": 12},
         {"tie_word_embeddings": False},
+        {"output_bias": True},
         {"layer_norm_eps": 0.1},
         {"encoder_layers": 1, "decoder_layers": 3},
         *({"activation_function": name} for name in ACTIVATIONS),

@@ -2,6 +2,8 @@
 
 # Output formats of translations; see `formats`.
 FORMATS = ("text", "nbest", "jsonl")
+# Engines of `translate`, the default first.
+ENGINES = ("torch", "ctranslate2")
 # Methods of `alignment`: attention at the better of two positions, or at the given one; or erasure.
 METHODS = ("attention", "shift", "naive", "erasure")
 # Kinds of attention, with their titles in pictures and pages.

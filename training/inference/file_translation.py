@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from ..data.readers import is_interactive
 from ..files import is_stream
+from .choices import ENGINES
 from .corpus import RequestBuilder, read_sources, translate_window
 from .formats import FORMATTERS
 from .loading import load_ensemble, source_limit
@@ -29,11 +31,14 @@ def describe(args: argparse.Namespace) -> dict:
     names = ("dtype", "options", "format", "n_best", "sampling", "max_source_tokens", "long_lines")
     names += ("batch_tokens", "window")  # the last digits of scores depend on the composition of a batch
     settings = {name: getattr(args, name) for name in names} | {"target_prefix": args.target_prefix is not None}
+    if args.engine != ENGINES[0]:  # records of earlier versions have no engine
+        settings["engine"] = args.engine
     return {"settings": settings, "files": model_files(args.model)}
 
 
-def load_corpus(args: argparse.Namespace, device: torch.device) -> RequestBuilder:
-    """Load the models, and build the search and the requests that the arguments describe.
+def load_search(args: argparse.Namespace, device: torch.device) -> tuple[Search, int]:
+    """Load the models, and build the search that the arguments describe. Also return the maximum number of source
+    tokens of a line.
 
     Raises:
         ValueError: The models do not support the arguments.
@@ -49,9 +54,7 @@ def load_corpus(args: argparse.Namespace, device: torch.device) -> RequestBuilde
         log_probabilities=args.format == "jsonl",
         **args.options,
     )
-    limit = source_limit(models, args.max_source_tokens)
-    options = {"split": args.long_lines == "split", "skip": args.skip_bad_lines or is_interactive(args.input)}
-    return RequestBuilder(search, args.input, args.target_prefix, limit, **options)
+    return search, source_limit(models, args.max_source_tokens)
 
 
 def count_lines(args: argparse.Namespace) -> int | None:
@@ -152,18 +155,28 @@ def report_speed(sentences: int, tokens: int, seconds: float) -> None:
     )
 
 
-def translate_file(args: argparse.Namespace) -> None:
+def translate_file(args: argparse.Namespace, load_search: Callable) -> None:
     """Translate the input of `hf-vaswani translate` in this process, one of a group or the only one.
+
+    Args:
+        args (`argparse.Namespace`): Options of the command.
+        load_search (`Callable`): `load_search` of this module, or that of another engine.
 
     Raises:
         DataError, OSError, ValueError: The input, the models or the output cannot be used together.
     """
     logger.setLevel(logging.INFO)
     processes = Processes(cpu=args.dtype == "int8")
+
+    def load_corpus() -> RequestBuilder:
+        search, limit = load_search(args, processes.device)
+        options = {"split": args.long_lines == "split", "skip": args.skip_bad_lines or is_interactive(args.input)}
+        return RequestBuilder(search, args.input, args.target_prefix, limit, **options)
+
     with contextlib.ExitStack() as stack:
         total = processes.together(lambda: count_lines(args))
         processes.together(lambda: check_start(args, processes))
-        corpus = processes.together(lambda: load_corpus(args, processes.device))
+        corpus = processes.together(load_corpus)
 
         def enter_output() -> PartialOutput | DirectOutput | None:
             return stack.enter_context(open_output(args, total)) if processes.is_main else None

@@ -238,7 +238,7 @@ class Search:
         log_probabilities: list[list[float]] = [[]] * len(outputs)
         if self.log_probabilities:
             sequences = [self._generated_tokens(*pair) for pair in zip(outputs, sources)]
-            log_probabilities = id_log_probabilities(self.model, self.tokenizer, sources, sequences, self.batch_tokens)
+            log_probabilities = self._log_probabilities(sources, sequences)
         if scores is None:
             scores = [sum(row) for row in log_probabilities]
         if (wrong := next((score for score in scores if not math.isfinite(score)), None)) is not None:
@@ -251,6 +251,9 @@ class Search:
             for text, score, sequence, row in zip(texts, scores, sequences, log_probabilities)
         ]
         return [translations[i : i + self.n_best] for i in range(0, len(translations), self.n_best)]
+
+    def _log_probabilities(self, sources: list[list[int]], sequences: list[list[int]]) -> list[list[float]]:
+        return id_log_probabilities(self.model, self.tokenizer, sources, sequences, self.batch_tokens)
 
     @torch.no_grad()
     def _generate(self, requests: list[Request]) -> tuple[list[list[int]], list[float] | None]:
