@@ -109,6 +109,16 @@ def test_limits_follow_max_length_and_max_new_tokens(command, tokenizer, tmp_pat
         assert command(*ENGINE, model=folder) == command(model=folder)
 
 
+def test_a_translation_may_end_at_once(command, tokenizer, tmp_path):
+    model = noisy_translator(tokenizer, max_extra_tokens=8)
+    biased = tiny_model(vocab_size=len(tokenizer), output_bias=True)
+    biased.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        biased.lm_head.bias.fill_(0)[model.config.eos_token_id] = 100
+    biased.generation_config = model.generation_config
+    assert command(*ENGINE, model=save(tmp_path / "biased", biased, tokenizer)) == "\n" * 11
+
+
 @pytest.mark.slow
 def test_processes_share_the_work_and_one_of_them_converts(checkpoint, command, tmp_path):
     expected = command()
