@@ -63,6 +63,9 @@ def one_fast_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast | None, To
     found = f"{report.lines}; {report.hard_strings}; {report.decoded}"
     if report.lines.different or report.decoded.different:
         return None, None, f"kept as it is: {found}"
+    sides = [folder / f"{side}.spm" for side in ("source", "target")]
+    if all(path.is_file() for path in sides) and sides[0].read_bytes() != sides[1].read_bytes():
+        found += "; given translations are segmented by source.spm too"
     return tokenizer, report, f"converted: {found}"
 
 
