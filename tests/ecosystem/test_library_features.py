@@ -484,7 +484,8 @@ def test_a_compiled_forward_is_one_graph_for_all_shapes(taught, implementation, 
         assert len(graphs) == min(number + 1, 2)
 
 
-@pytest.mark.parametrize("skip_logits", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("skip_logits", [False, True])
 def test_a_compiled_training_step_computes_the_same_gradients(taught, skip_logits, fresh_compiler):
     labels = LEARNED.masked_fill(LEARNED == PAD, -100)
     taught.train()
@@ -498,7 +499,7 @@ def test_a_compiled_training_step_computes_the_same_gradients(taught, skip_logit
         close(ours, theirs)
 
 
-@pytest.mark.parametrize("position_embedding", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("position_embedding", ["sinusoidal", pytest.param("learned", marks=pytest.mark.slow)])
 def test_generation_with_a_static_cache_compiles_one_graph_for_all_steps_and_calls(position_embedding, fresh_compiler):
     model = taught_model(position_embedding=position_embedding)
     backend, graphs = counting_compiler()

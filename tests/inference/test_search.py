@@ -89,7 +89,7 @@ def test_an_error_in_a_thread_is_raised_and_the_threads_are_given_back(two_threa
 
 
 def test_translations_do_not_depend_on_the_threads(model, tokenizer, pairs, two_threads):
-    sentences = [english for english, _ in pairs[:60]]
+    sentences = [english for english, _ in pairs[:20]]
     found = translate(model, tokenizer, sentences, batch_tokens=24, num_beams=3)
     torch.set_num_threads(1)
     assert found == translate(model, tokenizer, sentences, batch_tokens=24, num_beams=3)

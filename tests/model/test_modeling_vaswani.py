@@ -192,7 +192,7 @@ def test_logits_equal_marian_under_a_permutation_of_features():
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize("implementation", ["sdpa", pytest.param("flex_attention", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_attention_implementations_agree(implementation):
     model = tiny_model(d_v=8)  # a power of two, as flex attention needs before torch 2.7

@@ -198,6 +198,7 @@ def test_a_checkpoint_holds_what_others_need(tmp_path, tokenizer, pairs):
     assert {"configuration_vaswani.py", "modeling_vaswani.py", "optimizer.pt", "trainer_state.json"} <= files
 
 
+@pytest.mark.slow
 def test_a_compiled_model_learns_the_same_with_few_graphs_for_many_shapes(tmp_path, tokenizer, pairs, monkeypatch):
     """By a compiler that runs graphs as they are; its checkpoints are those of any model."""
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # to be restored: the arguments set it
