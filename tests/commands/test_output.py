@@ -1,4 +1,4 @@
-"""What commands write: whole or not at all when the disk becomes full, and never over what is no file of theirs."""
+"""Outputs of commands: atomic on a full disk, and never over a device, a link or an input."""
 
 import errno
 import gzip
@@ -16,7 +16,7 @@ from training.inference.demo_page import write_space
 
 @pytest.fixture(scope="module")
 def folder(tokenizer, tmp_path_factory) -> Path:
-    """What the commands read."""
+    """Inputs of the commands."""
     folder = tmp_path_factory.mktemp("read")
     for part in (noisy_translator(tokenizer, max_extra_tokens=3), tokenizer):
         part.save_pretrained(folder)

@@ -305,7 +305,7 @@ def test_every_format_goes_on_after_an_interruption(form, command, tmp_path):
 def test_what_is_translated_by_other_models_is_not_gone_on_with(
     command, short_checkpoint, sentences, tokenizer, tmp_path, capsys
 ):
-    """Whatever their folders are called; two checkpoints of one name are not the same, the same one moved is."""
+    """Folder names do not matter: two checkpoints of one name differ, and a moved one is the same."""
     folder, moved = tmp_path / "model", tmp_path / "moved"
     shutil.copytree(short_checkpoint, folder)
     words = ["--window", "2", "--model"]

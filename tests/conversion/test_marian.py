@@ -51,7 +51,7 @@ def test_logits_and_translations_are_marians(kind, layouts):
 
 
 def test_marian_without_its_rule_against_padding_would_differ():
-    """What the bias of padding stands for: MarianMT's own logit of padding is 0."""
+    """The bias of padding replaces a rule of the search: MarianMT's own logit of padding is 0."""
     marian = marian_model()
     model = from_marian(marian)
     assert model.lm_head.bias[PAD] == SHUT

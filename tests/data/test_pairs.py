@@ -224,7 +224,7 @@ def test_damaged_pages_of_parquet_are_named(tmp_path):
 
 
 def unprivileged(action) -> str:
-    """What an action raises in a process of a user who may read nothing that is not open to all."""
+    """Error of an action in a process of an unprivileged user."""
     read_end, write_end = os.pipe()
     if not (child := os.fork()):
         try:
@@ -275,7 +275,7 @@ def test_a_pipe_is_scored(tmp_path):
 
 
 def test_a_line_without_an_end_fills_no_memory(tmp_path):
-    """Of a device, and of a gzip file of 200 kB that would be 200 MB."""
+    """A device, and a gzip file of 200 kB that expands to 200 MB."""
     bomb = tmp_path / "a.gz"
     with gzip.open(bomb, "wb") as file:
         for _ in range(200):

@@ -313,7 +313,7 @@ def test_a_pipeline_and_a_bare_model_are_pushed_with_their_code(hub, published, 
 
 @pytest.fixture(scope="module")
 def stranger(hub, published, tmp_path_factory) -> dict:
-    """What a process without hf_vaswani saw; it is told of the server by its environment, as anybody is."""
+    """Report of a process without hf_vaswani, which finds the server by its environment."""
     folder = tmp_path_factory.mktemp("stranger")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
     environment |= {
@@ -651,7 +651,7 @@ def test_a_client_that_is_never_let_in_says_so(hub, tokenizer, waits):
 
 
 def test_the_server_refuses_content_that_is_not_what_it_is_called(hub):
-    """What is asserted above rests on it."""
+    """The assertions above rely on it."""
     api = HfApi()
     api.create_repo("alice/checked")
     batch = f"{hub.url}/alice/checked.git/info/lfs/objects/batch"

@@ -1,4 +1,4 @@
-"""What transformers offers around a model works with this one: every mode of `generate()`, compiling and exporting,
+"""Features of transformers around a model: every mode of `generate()`, compiling and exporting,
 loading in parts and in other precisions, tensor parallelism."""
 
 import functools
@@ -62,7 +62,7 @@ def taught_model(steps: int = 60, **overrides) -> VaswaniForConditionalGeneratio
 
 @torch.no_grad()
 def log_probabilities(model, target: torch.Tensor, row: int = 0) -> torch.Tensor:
-    """Of every token at every place behind `target` `(outputs, length)`: a plain forward, one sentence, no padding."""
+    """Log probabilities of all tokens after `target` `(outputs, length)`, by a plain forward without padding."""
     source = SOURCE[row, SOURCE[row] != PAD].expand(len(target), -1)
     return model(input_ids=source, decoder_input_ids=target).logits.log_softmax(-1)
 
@@ -84,7 +84,7 @@ def searched_batch(model, **options) -> torch.Tensor:
 
 
 def log_probability_of(model, output: torch.Tensor, row: int = 0, start: int = 1) -> float:
-    """Of the tokens of one output from `start` on, up to its end token, each forced in a plain forward."""
+    """Log probabilities of one output's tokens from `start` to its end token, by forced decoding."""
     tokens = output.tolist()
     end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
     probabilities = log_probabilities(model, output[None], row)[0]
@@ -222,7 +222,7 @@ def test_several_returned_sequences_of_a_beam_are_a_longer_list_of_the_same(taug
 @pytest.mark.parametrize("row", [0, 1, 2])
 @pytest.mark.parametrize("steps", [10, 60])
 def test_assisted_search_equals_greedy_search(row, steps):
-    """Whether the assistant is right always, sometimes or hardly ever."""
+    """The assistant is right always, sometimes or hardly ever."""
     model = taught_model(steps)
     source = SOURCE[row : row + 1, : (SOURCE[row] != PAD).sum()]
     expected = searched_by_hand(model, row)
@@ -308,7 +308,7 @@ def test_generation_takes_embeddings_or_the_encoders_output_for_tokens(taught, n
 
 
 def second_halves_of_bigrams(tokens: list, bigrams: list) -> list:
-    """What may not follow the last of `tokens`, lest a bigram appear again."""
+    """Tokens that would repeat a bigram after the last of `tokens`."""
     return [second for first, second in pairwise(bigrams) if first == tokens[-1]]
 
 

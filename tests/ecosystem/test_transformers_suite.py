@@ -26,7 +26,7 @@ pytestmark = [
 
 
 class VaswaniModelTester:
-    """What the common tests ask a model's own tester for."""
+    """Tester that the common tests expect of a model."""
 
     base_model_class = VaswaniModel
     batch_size, seq_length, vocab_size = 13, 7, 99

@@ -116,7 +116,7 @@ def test_the_package_the_oldest_environment_and_the_pins_agree():
 
 
 def run(python: str, task: str, folder: Path) -> dict:
-    """What version_stranger.py saw under that Python, and offline."""
+    """Report of version_stranger.py under that Python, offline."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
     environment |= {"HF_HOME": str(folder / f"home of {task}"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     isolated = ["-I"] if task == "read" else []

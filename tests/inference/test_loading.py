@@ -1,4 +1,4 @@
-"""Whatever is read as a checkpoint: foreign code does not run, and what is broken is one line."""
+"""Loading of checkpoints: foreign code does not run, and damage is an error of one line."""
 
 import io
 import json
@@ -267,7 +267,7 @@ def test_a_score_that_is_no_number_is_an_error(folder, run, capsys, command, wor
 
 
 def test_a_changed_configuration_is_named(folder, run, capsys):
-    """Of a dropout, which no weight depends on, so that nothing else tells."""
+    """A changed dropout: no weight depends on it, so only the checksum can tell."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dropout": 0.7}))
     assert run("translate", folder) == 1

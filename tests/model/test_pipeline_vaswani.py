@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory, tokenizer):
 
 
 def translate_one(folder, sentence: str, **kwargs) -> list[str]:
-    """What `generate()` says, called by hand."""
+    """Translations by `generate()`, called by hand."""
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     outputs = model.generate(**tokenizer(sentence, return_tensors="pt"), **kwargs)
     return tokenizer.batch_decode(outputs, skip_special_tokens=True)

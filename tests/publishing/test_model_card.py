@@ -66,7 +66,7 @@ def section(text: str, name: str) -> str:
 
 
 def scores(path: Path, score: float = 27.3) -> str:
-    """What `hf-vaswani score --json` writes."""
+    """Output of `hf-vaswani score --json`."""
     figures = [
         MetricScore("sacreBLEU", score + 0.001, "nrefs:1|tok:13a|version:2.6.0", Interval(score, 0.9, 1000)),
         MetricScore(

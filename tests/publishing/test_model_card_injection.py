@@ -123,7 +123,7 @@ def rendered(tokens) -> str:
 
 
 def shown(text: object) -> str:
-    """What is to be seen of a text, by the rule of the card: one line, without what cannot be written."""
+    """Visible form of a text in a card: one line, without unprintable characters."""
     kept = (
         "\ufffd" if c < "\t" or "\x0e" <= c <= "\x1b" or c == "\x7f" or "\ud800" <= c <= "\udfff" else c
         for c in str(text)

@@ -34,7 +34,7 @@ FaultKind = Literal["cut request", "cut response", "reset response", "lose respo
 
 
 class HubError(Exception):
-    """What the server answers in place of success.
+    """Error response of the server.
 
     Args:
         status (`int`): The HTTP status.
@@ -57,12 +57,12 @@ class Blob:
 
     @property
     def sha256(self) -> str:
-        """What the storage calls it."""
+        """Name in the storage."""
         return hashlib.sha256(self.content).hexdigest()
 
     @property
     def pointer(self) -> bytes:
-        """What git stores in the place of a large file."""
+        """Pointer that git stores in place of a large file."""
         lines = [
             "version https://git-lfs.github.com/spec/v1",
             f"oid sha256:{self.sha256}",
@@ -78,7 +78,7 @@ class Blob:
 
     @property
     def etag(self) -> str:
-        """What the client's cache calls it."""
+        """Name in the client's cache."""
         return self.sha256 if self.is_large else self.git_id
 
 
@@ -138,7 +138,7 @@ class Repository:
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests that fit.
+    """Failure of the next `times` matching requests.
 
     Args:
         kind (`FaultKind`): `"cut request"`: the connection is reset when half of the request's body is read, and
@@ -267,7 +267,7 @@ class Hub:
         return None
 
     def answer(self, request: Request, routes: list["Route"]) -> Answer:
-        """What a request gets, be it an error."""
+        """Answer to a request, possibly an error."""
         try:
             for route in routes:
                 match = re.fullmatch(route.path, request.path)

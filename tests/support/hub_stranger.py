@@ -1,4 +1,4 @@
-"""What test_hub.py runs in a process that cannot import hf_vaswani.
+"""Script that test_hub.py runs in a process that cannot import hf_vaswani.
 
 `python -I hub_stranger.py REPOSITORY AGAIN OUTPUT` pulls a repository with the code that it carries, saves and pushes
 it again as another one, pulls that too, and writes what it saw to a file for the tests to judge.

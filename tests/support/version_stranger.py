@@ -1,4 +1,4 @@
-"""What test_versions.py runs under another version of transformers.
+"""Script that test_versions.py runs under another version of transformers.
 
 `python version_stranger.py write FOLDER OUTPUT` saves a model and its tokenizer, and what they compute, with this
 package; `python -I version_stranger.py read FOLDER OUTPUT` loads them in a process that cannot import it, and saves
@@ -42,7 +42,7 @@ def write(folder: str) -> None:
 
 
 def behaviour(folder: str) -> dict:
-    """What the checkpoint in a folder is and computes, for both sentences."""
+    """Class and results of the checkpoint in a folder, for both sentences."""
     import torch
     import transformers
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline

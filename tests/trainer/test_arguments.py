@@ -332,7 +332,7 @@ def test_an_accelerate_configuration_loads_and_says_how_to_launch_it(name):
 
 
 def launch_arguments(name: str):
-    """What `accelerate launch` makes of a configuration."""
+    """Environment that `accelerate launch` derives from a configuration."""
     file = str(packaged_accelerate_folder() / f"{name}.yaml")
     words = ["--config_file", file, "--main_process_port", "0", "-m", "training.train", "--config", "demo"]
     args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))

@@ -81,7 +81,7 @@ def test_a_best_checkpoint_from_long_ago_is_not_one_of_the_last(run, capsys):
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_checkpoint_of_an_interruption_is_not_one_of_the_last(run, noted):
-    """Whether the run noted which it wrote in its own time, here every so many minutes, or its `save_steps` tell."""
+    """The run recorded its regular checkpoints, here by minutes, or `save_steps` implies them."""
     steps = {True: (7, 81, 97, 113), False: (70, 80, 90, 95)}[noted]
     for old, new in zip((110, 100, 90, 80), steps[::-1]):
         (run / f"checkpoint-{old}").rename(run / f"{new}")

@@ -149,7 +149,7 @@ def test_the_mean_of_the_best_checkpoints_is_written_and_they_are_kept(tmp_path,
 
 
 def test_more_checkpoints_to_average_on_resume_take_no_older_best_one(tmp_path, tokenizer, pairs, monkeypatch, caplog):
-    """Of 1, 2, ..., 8, those before 7 are gone but for the best, the first."""
+    """Checkpoints 1 to 6 are deleted, except the best, the first."""
     scores = iter([50.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0])
     monkeypatch.setattr(VaswaniTrainer, "_bleu", lambda self, dataset, options: next(scores))
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "metric_for_best_model": "bleu"}

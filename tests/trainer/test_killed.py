@@ -32,7 +32,7 @@ def words(tmp_path_factory):
 
 
 def work(folder: Path, jobs: list[dict]) -> list[dict]:
-    """What `killed_training.py` says of the jobs; each ends with a training that came to its end."""
+    """Reports of `killed_training.py` on the jobs; each ends with a finished training."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     files = [str(folder / "jobs.json"), str(folder / "reports.json")]

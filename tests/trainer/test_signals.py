@@ -43,7 +43,7 @@ def whole(data, tmp_path_factory):
 def test_a_signal_ends_the_update_writes_a_checkpoint_and_loses_nothing(
     tmp_path, data, whole, number, status, monkeypatch, caplog
 ):
-    """Within the first batch of two of the third update, which is not one for a checkpoint."""
+    """Stopped in the first of the two batches of the third update, which has no regular checkpoint."""
     handler = signal.getsignal(number)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING), pytest.raises(SystemExit) as stop:
         signal_within_batch(patch, 5, number)
@@ -112,7 +112,7 @@ def test_a_signal_in_the_last_update_does_not_keep_a_run_from_its_end(tmp_path, 
 
 
 def test_with_epochs_for_steps_a_stop_within_one_does_not_count_as_its_end(tmp_path, data, monkeypatch):
-    """What is due at the end of an epoch would otherwise be in the log twice."""
+    """Otherwise the log would have the entries of an epoch's end twice."""
     epochs = [
         "--save_strategy",
         "epoch",

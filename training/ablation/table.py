@@ -31,7 +31,7 @@ ONE_SEED = "No row has two seeds, so the noise is unknown and only the signs are
 
 
 class ResultFile(TypedDict):
-    """What `result.json` holds."""
+    """Content of `result.json`."""
 
     row: str
     seed: int

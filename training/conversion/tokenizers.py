@@ -237,7 +237,7 @@ def from_bpe_codes(merges: list[tuple[str, str]], ids: dict[str, int], special: 
 
 
 class SentencePieceModel(NamedTuple):
-    """What a .spm file says about segmentation: the score of each piece, and the compiled table of characters."""
+    """Segmentation of a .spm file: the score of each piece, and the compiled table of characters."""
 
     scores: dict[str, float]
     character_map: bytes
