@@ -84,7 +84,7 @@ def searched_batch(model, **options) -> torch.Tensor:
 
 
 def log_probability_of(model, output: torch.Tensor, row: int = 0, start: int = 1) -> float:
-    """Log probabilities of one output's tokens from `start` to its end token, by forced decoding."""
+    """Log probability of one output's tokens, summed, from `start` to its end token, by forced decoding."""
     tokens = output.tolist()
     end = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
     probabilities = log_probabilities(model, output[None], row)[0]
