@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> None:
     model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
     logging.basicConfig(format="%(message)s")
     alignment.logger.setLevel(logging.INFO)
-    with logging_redirect_tqdm(), tqdm(total=len(sources), unit=" pairs", desc="Aligning") as progress:
+    bar = {"total": len(sources), "unit": " pairs", "desc": "Aligning", "disable": None, "delay": 0}  # terminals only
+    with logging_redirect_tqdm(), tqdm(**bar) as progress:
         options = (args.layer, args.head, args.method, args.batch_tokens, progress)
         results = alignment.align(model, tokenizer, sources, translations, *options)
     for links in results:
