@@ -83,6 +83,7 @@ def test_synthetic_pairs_have_the_lengths_of_wmt14(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.slow
 def test_memory_of_its_own_is_seen_while_it_is_there():
     """In a process of its own, to which nothing gives back memory meanwhile."""
     script = """

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hf_vaswani import TABLE_3, VaswaniConfig, VaswaniForConditionalGeneration
-from support.models import strong_model, tiny_model
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from support.models import rows_of_table_3, strong_model, tiny_model
 from training.conversion.ctranslate2 import ACTIVATIONS, QUANTIZATIONS, write
 
 
@@ -57,7 +57,7 @@ def test_log_probabilities_are_those_of_the_model(overrides, tokenizer, tmp_path
     assert largest_difference(model, tokenizer, tmp_path / "model") < 1e-4
 
 
-@pytest.mark.parametrize("row", TABLE_3)
+@pytest.mark.parametrize("row", rows_of_table_3())
 def test_every_row_of_table_3_converts(row, tokenizer, tmp_path):
     """In an eighth of its widths, which keeps their proportions."""
     paper = VaswaniConfig.from_table3(row)

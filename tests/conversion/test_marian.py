@@ -6,7 +6,6 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianMTModel
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from hf_vaswani.configuration_vaswani import TABLE_3
 from support.foreign_models import (
     BASE,
     SMALL,
@@ -17,7 +16,7 @@ from support.foreign_models import (
     stir,
     translations,
 )
-from support.models import SPECIAL
+from support.models import SPECIAL, rows_of_table_3
 from training.conversion.marian import SHUT, from_marian, read, restore_training, save, to_marian
 
 
@@ -140,7 +139,7 @@ def row_of_table_3(row: str) -> VaswaniForConditionalGeneration:
     return model
 
 
-@pytest.mark.parametrize("row", TABLE_3)
+@pytest.mark.parametrize("row", rows_of_table_3())
 def test_every_row_of_table_3_becomes_a_marian_model(row, tmp_path):
     model = row_of_table_3(row)
     save(to_marian(model), tmp_path)

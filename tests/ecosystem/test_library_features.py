@@ -783,6 +783,7 @@ def half_a_model_each(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.version.cuda is not None or torch.accelerator.is_available(),
     reason="transformers puts the halves on the accelerators that PyTorch was built for",

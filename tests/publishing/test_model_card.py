@@ -487,7 +487,7 @@ def test_scores_stay_with_their_weights_alone(run, tmp_path):
     assert not {"model-index", "metrics"} & ModelCard.load(path).data.to_dict().keys()
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("newline", ["\n", pytest.param("\r\n", marks=pytest.mark.slow)])
 def test_scores_of_other_test_sets_stay_with_their_weights(run, tmp_path, newline):
     path = tmp_path / "README.md"
 

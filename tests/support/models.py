@@ -1,9 +1,10 @@
 """Small models, and batches for them."""
 
+import pytest
 import torch
 from transformers import GenerationConfig
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import TABLE_3, VaswaniConfig, VaswaniForConditionalGeneration
 from training.paper import GENERATION
 
 
@@ -96,3 +97,9 @@ def sources_of(lengths: list[int], side: str = "right") -> tuple[torch.Tensor, t
     for row, length in zip(ids, lengths):
         (row[:length] if side == "right" else row[len(row) - length :]).copy_(random_tokens(length))
     return ids, (ids != PAD).long()
+
+
+def rows_of_table_3() -> list:
+    """Parameters of a test of all rows, of which base and one of most groups are not slow."""
+    fast = ("base", "A-h32", "B-dk16", "C-N2", "E-learned")
+    return [row if row in fast else pytest.param(row, marks=pytest.mark.slow) for row in TABLE_3]

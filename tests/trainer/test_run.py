@@ -567,6 +567,7 @@ def test_a_run_records_the_accelerator(monkeypatch):
     assert (found["device"], found["name"]) == ("cuda", "NVIDIA H201")
 
 
+@pytest.mark.slow  # test_distributed.py compares two processes with one
 def test_two_processes_train_like_one_that_accumulates(tmp_path, data):
     """Under `accelerate launch`; the batches of an update are the same, so are losses and weights."""
     overrides = {"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
@@ -607,6 +608,7 @@ with open(f"{sys.argv[1]}-{trainer.args.process_index}", "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_score_all_sentences_in_order(tmp_path, pairs):
     """Also a number that two does not divide, and fewer sentences than processes."""
     counts = [19, 1]
@@ -691,7 +693,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("ended", ["itself", "killed"])
+@pytest.mark.parametrize("ended", [pytest.param("itself", marks=pytest.mark.slow), "killed"])
 def test_a_second_run_keeps_off_the_folder_of_a_living_one(tmp_path, data, capsys, ended):
     """Another process trains there. When it has ended, in whatever way, the folder is free."""
     run = tmp_path / "run"
