@@ -2,6 +2,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from types import SimpleNamespace
 
 
 # Before anything of Hugging Face is imported: offline, and caches that no other run shares.
@@ -11,6 +12,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+from huggingface_hub import file_download
+from huggingface_hub.utils import _http
 
 from hf_vaswani import (
     VaswaniForConditionalGeneration,
@@ -81,3 +84,12 @@ def hub(tmp_path_factory):
     with Hub({ALICE: "alice", BOB: "bob"}) as hub, connected(hub, ALICE, tmp_path_factory.mktemp("cache")):
         yield hub
     assert hub.failures == []
+
+
+@pytest.fixture
+def waits(monkeypatch) -> list[float]:
+    """Seconds that the Hub's client wants to wait before it tries again, which it does at once."""
+    asked = []
+    for module in (_http, file_download):
+        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=asked.append))
+    return asked

@@ -21,7 +21,7 @@ from training.benchmarks.peers import to_marian
 @torch.no_grad()
 def test_marian_with_our_weights_is_the_same_function(overrides):
     model = strong_model(40, d_k=8, d_v=8, **overrides)
-    marian = to_marian(model, max_positions=64)
+    marian = to_marian(model)
     inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
     torch.testing.assert_close(marian(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
 

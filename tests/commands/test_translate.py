@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from support.models import noisy_translator, tiny_model
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 from training.cli import main
 from training.data.tokenizer import train_tokenizer
 from training.inference import resumable_output
@@ -155,7 +155,10 @@ def test_an_interrupted_translation_goes_on_where_it_was(checkpoint, sentences, 
 
     # Killed after ten lines and a half.
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_AFTER_TEN_LINES, *words, str(output)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED_AFTER_TEN_LINES, *words, str(output)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"},
     )
     assert process.wait() == -signal.SIGKILL, process.stderr.read()
     process.stderr.close()
@@ -176,21 +179,11 @@ def test_an_interrupted_translation_goes_on_where_it_was(checkpoint, sentences, 
 
 
 KILLED_AFTER_TEN_LINES = """
-import os, signal, sys
+import sys
+from support.killed_output import kill_after_ten_lines
 from training.cli import main
-from training.inference.resumable_output import PartialOutput
 
-write, written = PartialOutput.write, []
-
-def write_ten(self, text):
-    if len(written) == 10:
-        self.file.write(b"half a li")
-        self.file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    written.append(text)
-    write(self, text)
-
-PartialOutput.write = write_ten
+kill_after_ten_lines()
 main(sys.argv[1:])
 """
 

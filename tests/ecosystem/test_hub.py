@@ -13,14 +13,13 @@ import httpx2
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import HfApi, constants, file_download, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import _http
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch.utils.tensorboard import SummaryWriter
@@ -85,15 +84,6 @@ def log(monkeypatch):
     for logger, level in zip(loggers, levels):
         logger.removeHandler(handler)
         logger.setLevel(level)
-
-
-@pytest.fixture
-def waits(monkeypatch) -> list[float]:
-    """The seconds that the client wants to wait before it tries again; it need not wait them."""
-    asked = []
-    for module in (_http, file_download):
-        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=asked.append))
-    return asked
 
 
 def assert_same(behaved: dict, expected: dict) -> None:

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
-from huggingface_hub import constants, file_download, snapshot_download
-from huggingface_hub.utils import _http
+from huggingface_hub import constants, snapshot_download
 
 from support.hub_client import ALICE, connected
 from support.models import new_model
@@ -19,15 +18,6 @@ from training.data.pairs import load_hub_pairs
 
 
 CLOSED = "http://127.0.0.1:1"
-
-
-@pytest.fixture
-def waits(monkeypatch) -> list[float]:
-    """Seconds that the client wants to wait before it tries again."""
-    asked = []
-    for module in (_http, file_download):
-        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=asked.append))
-    return asked
 
 
 @pytest.fixture

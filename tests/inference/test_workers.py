@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from support.models import noisy_translator
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 from training.cli import main
 from training.inference.resumable_output import PartialOutput
 from training.inference.workers import Processes
@@ -20,21 +20,14 @@ FORKS = """
 import json, multiprocessing, os, signal, sys
 from training.inference import file_translation  # noqa: F401, before the forks
 from training.inference import resumable_output, search  # noqa: F401
+from support.killed_output import kill_after_ten_lines
 from training.cli import main
 
 def process(rank, port, action, words):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     if action == "kill":
-        write, written = resumable_output.PartialOutput.write, []
-        def write_ten(self, text):
-            if len(written) == 10:
-                self.file.write(b"half a li")
-                self.file.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-            written.append(text)
-            write(self, text)
-        resumable_output.PartialOutput.write = write_ten
+        kill_after_ten_lines()
     if action == "fail" and rank == 1:
         def fail(*args):
             raise OSError("rank 1 has no memory left")
@@ -94,7 +87,12 @@ def test_two_processes_write_what_one_writes_also_after_being_killed(words, tmp_
     ]
     jobs = json.dumps([[next(free_ports), *job] for job in jobs])
     process = subprocess.run(
-        [sys.executable, "-c", FORKS, jobs], capture_output=True, text=True, timeout=300, cwd=ROOT
+        [sys.executable, "-c", FORKS, jobs],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"},
     )
     assert process.returncode == 0, process.stderr
     whole, killed, resumed, failed = json.loads(process.stdout.splitlines()[-1])

@@ -754,16 +754,16 @@ def test_each_recipe_but_the_demo_has_a_card():
 def test_a_card_of_this_repository_can_be_renewed_and_names_no_machine(path):
     text, name = path.read_text(), path.parent.name
     assert not re.search(r"/(root|home|work|tmp)/", text)
-    found = ModelCard(text)
-    assert (found.data.pipeline_tag, found.data.library_name) == ("translation", "transformers")
-    assert found.data.language == ["en", re.search(r"en_(\w\w)", name)[1]]
-    assert "not trained here" in merge(text, found, "none", set()).lower() or found.data.eval_results
+    card = ModelCard(text)
+    assert (card.data.pipeline_tag, card.data.library_name) == ("translation", "transformers")
+    assert card.data.language == ["en", re.search(r"en_(\w\w)", name)[1]]
+    assert "not trained here" in merge(text, card, "none", set()).lower() or card.data.eval_results
     for picture in re.findall(r"!\[.*\]\((.*)\)", text):
         assert (path.parent / picture).is_file()
     if name in TARGETS:
         assert "**Not trained here.**" in section(text, "summary")
         assert f"**{TARGETS[name]} BLEU**" in text
-        assert found.data.eval_results is None
+        assert card.data.eval_results is None
         fields = {"row": name.rpartition("_")[2], "vocab_size": 37000 if "_de_" in name else 32000}
         with torch.device("meta"):
             model = VaswaniForConditionalGeneration(VaswaniConfig.from_table3(**fields))

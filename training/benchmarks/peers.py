@@ -1,21 +1,11 @@
-"""Conversion of a model to MarianMT."""
+"""MarianMT models to compare with: of the same size, or with the same weights."""
 
-import torch
 from torch import nn
-from transformers import MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
-from ..conversion.positions import position_table
-
-
-MARIAN_NAMES = {
-    "self_attn_residual.norm": "self_attn_layer_norm",
-    "encoder_attn_residual.norm": "encoder_attn_layer_norm",
-    "feed_forward_residual.norm": "final_layer_norm",
-    "feed_forward.": "",
-    "o_proj": "out_proj",
-}
+from ..conversion import marian as marian_format
 
 
 def marian_like(config: VaswaniConfig, max_positions: int = 512) -> MarianMTModel:
@@ -46,49 +36,16 @@ def marian_like(config: VaswaniConfig, max_positions: int = 512) -> MarianMTMode
     )
 
 
-@torch.no_grad()
-def to_marian(model: VaswaniForConditionalGeneration, max_positions: int = 512) -> MarianMTModel:
-    """Convert a model to a MarianMT model that computes the same function.
-
-    Marian's position embeddings have all sines before all cosines. All axes of width `d_model` are permuted alike.
-
-    Args:
-        model (`VaswaniForConditionalGeneration`): Model with tied embeddings and `d_k = d_v = d_model / num_heads`.
-        max_positions (`int`): Length of Marian's position table.
+def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
+    """Convert a model to a MarianMT model that computes the same function and searches with MarianMT's own defaults.
 
     Raises:
-        ValueError: The weights do not fit MarianMT.
+        ValueError: MarianMT cannot represent the model.
     """
-    config = model.config
-    marian = marian_like(config, max_positions)
-    sines_first = torch.cat([torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)])
-    weights = {}
-    for name, weight in model.model.state_dict().items():
-        writes_features = name.endswith(
-            ("norm.weight", "norm.bias", "o_proj.weight", "o_proj.bias", "fc2.weight", "fc2.bias")
-        )
-        if writes_features:
-            weight = weight[sines_first]
-        elif weight.dim() == 2:  # reads features
-            weight = weight[:, sines_first]
-        for our_name, marian_name in MARIAN_NAMES.items():
-            name = name.replace(our_name, marian_name)
-        weights[name] = weight
-    for stack in ("encoder", "decoder"):
-        positions = position_table(model.model.get_submodule(stack), max_positions)
-        weights[f"{stack}.embed_positions.weight"] = positions[:, sines_first]
-    if not config.attention_bias:
-        for name, weight in marian.model.state_dict().items():
-            if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias", "out_proj.bias")):
-                weights[name] = torch.zeros_like(weight)
-    missing, unexpected = marian.model.load_state_dict(weights, strict=False)
-    if unexpected or missing:
-        raise ValueError(
-            f"The weights do not fit MarianMT: unexpected {', '.join(unexpected) or 'none'}, "
-            f"missing {', '.join(missing) or 'none'}."
-        )
+    marian = marian_format.to_marian(model)
     for module in marian.modules():
         if isinstance(module, nn.LayerNorm):
-            module.eps = config.layer_norm_eps
-    marian.generation_config.update(bad_words_ids=None, max_length=None)
-    return marian.to(model.dtype).eval()
+            module.eps = model.config.layer_norm_eps
+    marian.generation_config = GenerationConfig.from_model_config(marian.config)
+    marian.generation_config.max_length = None
+    return marian.to(model.dtype)
