@@ -33,10 +33,10 @@ def original_name(origin: Origin) -> str:
 def conversion_rows(origin: Origin, config: VaswaniConfig) -> list[tuple[str, str]]:
     """Rows of a card about the conversion, as `(label, Markdown)`."""
     state = origin.get("commit") or origin.get("revision")
+    place, compared = as_markdown(origin["checked_on"]), as_markdown(origin["compared"])
     measured = (
-        f"checked on {as_markdown(origin['checked_on'])} before anything was written: "
-        f"{as_markdown(origin['compared'])} differ by at most {origin['logits']:.1e} of the largest, {origin['equal']:,} of {origin['sentences']:,} "
-        "translations are equal"
+        f"checked on {place} before anything was written: {compared} differ by at most {origin['logits']:.1e} of the "
+        f"largest, {origin['equal']:,} of {origin['sentences']:,} translations are equal"
     )
     return [
         ("Converted from", f"{original_name(origin)}{f', revision {as_code(state)}' if state else ''}"),

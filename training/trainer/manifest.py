@@ -19,6 +19,8 @@ from ..hardware import hardware
 from ..inference.origin import Origin, read_origin
 from ..json_records import check_fields, read_record
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
+from .averaging import RECORD as AVERAGE_RECORD
+from .checkpoints import checkpoint_folders
 from .resumable_trainer import MANIFEST_NAME
 
 
@@ -117,9 +119,15 @@ def origin_of(start: Path) -> Origin | None:
     Raises:
         ValueError: A record is malformed. The message names file and field.
     """
-    if (origin := read_origin(start)) is not None or not (start / MANIFEST_NAME).is_file():
+    run = start.parent if (start / AVERAGE_RECORD).is_file() else start
+    places = [
+        start,
+        *reversed(checkpoint_folders(run)),
+    ]  # the last weights of a run have their manifest in a checkpoint
+    path = next((place / MANIFEST_NAME for place in places if (place / MANIFEST_NAME).is_file()), None)
+    if (origin := read_origin(start)) is not None or path is None:
         return origin
-    return read_manifest(start / MANIFEST_NAME)["may_change"].get("converted_from")
+    return read_manifest(path)["may_change"].get("converted_from")
 
 
 def _start(model_args: ModelArguments, start: Path | None) -> dict:
