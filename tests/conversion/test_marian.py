@@ -70,6 +70,17 @@ def test_search_settings_come_along():
     assert (settings.length_penalty_form, settings.forced_eos_token_id) == ("length", 0)
 
 
+@pytest.mark.parametrize("settings", [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.5}, {"min_length": 6}])
+def test_settings_that_change_scores_keep_the_renormalisation(settings):
+    marian = marian_model()
+    for name, value in settings.items():
+        setattr(marian.generation_config, name, value)
+    model, batch = from_marian(marian), batch_for(marian)
+    for num_beams in (1, 4, 6):
+        assert translations(model, batch, num_beams=num_beams) == translations(marian, batch, num_beams=num_beams)
+    assert not from_marian(marian_model()).generation_config.renormalize_logits  # without them, the fast loops search
+
+
 def test_a_checkpoint_in_the_form_of_opus_mt(tmp_path):
     """A pickle of tensors with positions and every tied matrix, fields of earlier versions, search in two files."""
     marian = marian_model()

@@ -42,6 +42,13 @@ SAME_FIELDS = (
     *("dropout", "attention_dropout", "activation_dropout"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
 )
+# Search settings that leave the scores of tokens as they are, so that renormalisation changes nothing.
+PLAIN_SEARCH = {
+    *("num_beams", "max_length", "max_new_tokens", "length_penalty", "early_stopping", "use_cache"),
+    *("num_return_sequences", "output_scores", "output_attentions", "output_hidden_states", "return_dict_in_generate"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id"),
+    *("bad_words_ids", "renormalize_logits"),
+}
 # The search in which a written model is compared: the nearest to the paper's that MarianMT has.
 COMPARED_SEARCH = {"num_beams": 4, "length_penalty": 1.0}
 
@@ -157,14 +164,14 @@ def _search(settings: GenerationConfig) -> tuple[GenerationConfig, bool]:
     """The same search for a Vaswani model, and whether its output bias has to shut padding out.
 
     Where padding is forbidden and the other tokens share its probability, a very low bias does the same in fewer
-    steps. Other forbidden tokens stay in the settings.
+    steps. Other forbidden tokens stay in the settings, and so does renormalisation where others change scores.
     """
     fields = search_fields(settings)
     forbidden = fields.get("bad_words_ids") or []
     is_shut = [settings.pad_token_id] in forbidden and bool(settings.renormalize_logits)
     if is_shut:
         rest = [tokens for tokens in forbidden if tokens != [settings.pad_token_id]]
-        fields |= {"bad_words_ids": rest or None, "renormalize_logits": bool(rest)}
+        fields |= {"bad_words_ids": rest or None, "renormalize_logits": bool(rest or fields.keys() - PLAIN_SEARCH)}
     return GenerationConfig(**{"length_penalty": 1.0, "length_penalty_form": "length", **fields}), is_shut
 
 
