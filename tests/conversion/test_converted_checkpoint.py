@@ -17,6 +17,7 @@ from transformers import (
 
 import hf_vaswani  # noqa: F401
 from support.foreign_models import marian_model, padded_batch, relative_difference
+from support.models import new_model
 from support.sentencepiece_models import write_marian
 from training.cli import main
 from training.demo_data import write_demo_data
@@ -97,7 +98,7 @@ def log_probability(model: MarianMTModel, source: torch.Tensor, target: list[int
 # Inference
 
 
-@pytest.mark.parametrize("activation", ["relu", "swish"])
+@pytest.mark.parametrize("activation", [pytest.param("relu", marks=pytest.mark.slow), "swish"])
 def test_pipeline_and_translate_give_the_originals_translations(originals, activation, files, lines, tmp_path):
     original, (sources, _) = originals[activation], lines
     best = by_marian(original, sources)  # by its own settings, with a beam of 6
@@ -228,11 +229,10 @@ def test_an_average_of_fine_tuned_checkpoints_is_published_and_goes_back(origina
 @pytest.mark.slow
 def test_a_byte_level_vocabulary_is_extended_and_goes_back(tokenizer, files, lines, tmp_path):
     """One of SentencePiece is not: the next test."""
-    (tmp_path / "opus").mkdir()
-    marian_model(vocab_size=len(tokenizer) + 1).save_pretrained(tmp_path / "opus")
-    tokenizer.add_special_tokens({"pad_token": "<pad>"}) if tokenizer.pad_token is None else None
-    tokenizer.save_pretrained(tmp_path / "opus")
-    assert main(["convert", str(tmp_path / "opus"), str(tmp_path / "converted")]) == 0
+    new_model(tokenizer, d_k=8, d_v=8).save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    for source, output in (("ours", "opus"), ("opus", "converted")):
+        assert main(["convert", str(tmp_path / source), str(tmp_path / output)]) == 0
     run = fine_tuned(tmp_path / "converted", files, tmp_path / "run", "--extend_vocabulary", "20")
     found = AutoTokenizer.from_pretrained(run)
     assert len(found) > len(tokenizer) + 10

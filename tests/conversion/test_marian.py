@@ -1,4 +1,5 @@
 import dataclasses
+import doctest
 import json
 
 import pytest
@@ -47,6 +48,14 @@ def test_logits_and_translations_are_marians(kind, layouts):
             found |= {token for tokens in expected for token in tokens}
     assert len(found) > 10
     assert layouts == [model] * 6  # by the fast loops
+
+
+def test_the_example_of_from_marian_runs():
+    """As written, but for the name of the package, which is `training` in a clone."""
+    text = from_marian.__doc__.replace("hf_vaswani_training", "training")
+    example = doctest.DocTestParser().get_doctest(text, {}, "from_marian", None, 0)
+    assert len(example.examples) == 10
+    assert doctest.DocTestRunner().run(example) == (0, 10)
 
 
 def test_marian_without_its_rule_against_padding_would_differ():
@@ -249,6 +258,8 @@ def test_embeddings_that_are_not_scaled_are_named(tmp_path):
     marian.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="scale_embedding True only, found False"):
         read(tmp_path)
+    with pytest.raises(ValueError, match=r"MarianMTModel: scale_embedding: .* True only, found False"):
+        from_marian(marian)
 
 
 def test_a_converted_model_can_be_trained(tmp_path):

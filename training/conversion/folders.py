@@ -7,7 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from huggingface_hub import file_exists, metadata_load, snapshot_download
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..inference.checkpoint_files import CONFIG, one_line_errors, read_object
@@ -48,6 +53,13 @@ def find_source(source: str, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(source, revision=revision, ignore_patterns=ignored))
     except (OSError, HFValidationError) as error:
+        if isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
+            raise OSError(
+                f"{source}: no such folder, and no such Hub repository. A private one needs a token with access to "
+                "it: run `hf auth login`, or set HF_TOKEN."
+            ) from error
+        if isinstance(error, RevisionNotFoundError):
+            raise OSError(f"{source}: --revision {revision}: the Hub repository has no such revision.") from error
         text = " ".join(str(error).split())
         raise OSError(f"{source}: no such folder, and downloading it from the Hub failed: {text}") from error
 
