@@ -5,11 +5,11 @@ card and pushes nothing.
 """
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 from .files import check_output, check_output_folder
+from .inference.choices import LICENSE
 from .options import Parser, above_zero, add_trust
 from .running import run
 
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     card = parser.add_argument_group("model card", "Facts that no run records, or that replace the recorded ones.")
     card.add_argument("--license", type=license_identifier, help="licence of the weights, as an identifier of the Hub "
-        "such as cc-by-4.0 (default: unknown)")  # fmt: skip
+        "such as cc-by-4.0 (default: that of the original of a converted model, or else unknown)")  # fmt: skip
     card.add_argument("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="codes of the two languages, such as "
         "en de (default: the run's)")  # fmt: skip
     card.add_argument("--datasets", nargs="+", help="names of the training data on the Hub (default: the run's)")
@@ -72,8 +72,8 @@ def repository(text: str) -> str:
 
 
 def license_identifier(text: str) -> str:
-    """Parse a licence. Only the form is checked, because there is no offline list of the Hub's identifiers."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", text):
+    """Parse a licence. Only the form is checked."""
+    if not LICENSE.fullmatch(text):
         raise argparse.ArgumentTypeError(
             "expected a licence identifier of the Hub in lowercase letters, digits, dots, dashes and plus signs, such "
             f"as cc-by-4.0, got {text!r}"

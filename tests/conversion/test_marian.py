@@ -1,4 +1,5 @@
 import dataclasses
+import doctest
 import json
 
 import pytest
@@ -49,6 +50,14 @@ def test_logits_and_translations_are_marians(kind, layouts):
     assert layouts == [model] * 6  # by the fast loops
 
 
+def test_the_example_of_from_marian_runs():
+    """As written, but for the name of the package, which is `training` in a clone."""
+    text = from_marian.__doc__.replace("hf_vaswani_training", "training")
+    example = doctest.DocTestParser().get_doctest(text, {}, "from_marian", None, 0)
+    assert len(example.examples) == 10
+    assert doctest.DocTestRunner().run(example) == (0, 10)
+
+
 def test_marian_without_its_rule_against_padding_would_differ():
     """The bias of padding replaces a rule of the search: MarianMT's own logit of padding is 0."""
     marian = marian_model()
@@ -68,6 +77,17 @@ def test_search_settings_come_along():
     settings = from_marian(marian_model()).generation_config
     assert (settings.num_beams, settings.length_penalty, settings.max_length) == (6, 1.0, 64)
     assert (settings.length_penalty_form, settings.forced_eos_token_id) == ("length", 0)
+
+
+@pytest.mark.parametrize("settings", [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.5}, {"min_length": 6}])
+def test_settings_that_change_scores_keep_the_renormalisation(settings):
+    marian = marian_model()
+    for name, value in settings.items():
+        setattr(marian.generation_config, name, value)
+    model, batch = from_marian(marian), batch_for(marian)
+    for num_beams in (1, 4, 6):
+        assert translations(model, batch, num_beams=num_beams) == translations(marian, batch, num_beams=num_beams)
+    assert not from_marian(marian_model()).generation_config.renormalize_logits  # without them, the fast loops search
 
 
 def test_a_checkpoint_in_the_form_of_opus_mt(tmp_path):
@@ -238,6 +258,8 @@ def test_embeddings_that_are_not_scaled_are_named(tmp_path):
     marian.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="scale_embedding True only, found False"):
         read(tmp_path)
+    with pytest.raises(ValueError, match=r"MarianMTModel: scale_embedding: .* True only, found False"):
+        from_marian(marian)
 
 
 def test_a_converted_model_can_be_trained(tmp_path):

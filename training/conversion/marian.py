@@ -42,6 +42,13 @@ SAME_FIELDS = (
     *("dropout", "attention_dropout", "activation_dropout"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
 )
+# Search settings that leave the scores of tokens as they are, so that renormalisation changes nothing.
+PLAIN_SEARCH = {
+    *("num_beams", "max_length", "max_new_tokens", "length_penalty", "early_stopping", "use_cache"),
+    *("num_return_sequences", "output_scores", "output_attentions", "output_hidden_states", "return_dict_in_generate"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id"),
+    *("bad_words_ids", "renormalize_logits"),
+}
 # The search in which a written model is compared: the nearest to the paper's that MarianMT has.
 COMPARED_SEARCH = {"num_beams": 4, "length_penalty": 1.0}
 
@@ -71,11 +78,9 @@ def convert(
         place (`Path`): Origin of its configuration, for messages.
         as_trained (`bool`): See `read`.
     """
-    check_fields(place, marian.config.to_dict(), FIXED)
-    check_equal(place, marian.config.to_dict(), SAME_IN_BOTH_STACKS)
     if as_trained:
         restore_training(marian)
-    return from_marian(marian), marian
+    return from_marian(marian, place), marian
 
 
 @torch.no_grad()
@@ -96,9 +101,43 @@ def restore_training(marian: MarianMTModel) -> None:
 
 
 @torch.no_grad()
-def from_marian(marian: MarianMTModel) -> VaswaniForConditionalGeneration:
-    """Vaswani model that computes what a MarianMT model does. Positions that are not transformers' own are kept as a
-    learned table, and biases that are all zero are left out."""
+def from_marian(marian: MarianMTModel, place: str | Path = "MarianMTModel") -> VaswaniForConditionalGeneration:
+    """Vaswani model that computes what a MarianMT model does.
+
+    Both have the same logits `(batch, target length, vocab_size)`, up to rounding, for the same `input_ids` and
+    `attention_mask` `(batch, source length)` and `decoder_input_ids` `(batch, target length)`. `generate()` returns the
+    same translations. Where MarianMT forbids padding, the logit of padding is about -100 here.
+
+    Positions that are not transformers' own are kept as a learned table, and biases that are all zero are left out.
+
+    Args:
+        marian (`MarianMTModel`): Model to convert. It does not change.
+        place (`str` or `Path`): Origin of its configuration, for messages.
+
+    Returns:
+        A model with its own copy of the weights, on the CPU, in float32 and evaluation mode. Its `generation_config`
+        has the search settings of `marian`.
+
+    Raises:
+        ValueError: The configuration has no equal here, such as `scale_embedding=False`, or another number of heads in
+            each stack. The message names the field.
+
+    Example:
+        >>> import torch
+        >>> from transformers import MarianConfig, MarianMTModel
+        >>> from hf_vaswani_training.conversion.marian import from_marian
+        >>> sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 30, "pad_token_id": 29}
+        >>> heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 29}
+        >>> marian = MarianMTModel(MarianConfig(**sizes, **heads, scale_embedding=True)).eval()
+        >>> model = from_marian(marian)
+        >>> inputs = {"input_ids": torch.tensor([[5, 6, 0]]), "decoder_input_ids": torch.tensor([[29, 7]])}
+        >>> list(model(**inputs).logits.shape)
+        [1, 2, 30]
+        >>> torch.allclose(model(**inputs).logits, marian(**inputs).logits, atol=1e-5)
+        True
+    """
+    check_fields(place, marian.config.to_dict(), FIXED)
+    check_equal(place, marian.config.to_dict(), SAME_IN_BOTH_STACKS)
     config, stacks = marian.config, {"encoder": marian.model.encoder, "decoder": marian.model.decoder}
     search, is_padding_shut = _search(marian.generation_config)
     weights = _weights(marian)
@@ -157,14 +196,14 @@ def _search(settings: GenerationConfig) -> tuple[GenerationConfig, bool]:
     """The same search for a Vaswani model, and whether its output bias has to shut padding out.
 
     Where padding is forbidden and the other tokens share its probability, a very low bias does the same in fewer
-    steps. Other forbidden tokens stay in the settings.
+    steps. Other forbidden tokens stay in the settings, and so does renormalisation where others change scores.
     """
     fields = search_fields(settings)
     forbidden = fields.get("bad_words_ids") or []
     is_shut = [settings.pad_token_id] in forbidden and bool(settings.renormalize_logits)
     if is_shut:
         rest = [tokens for tokens in forbidden if tokens != [settings.pad_token_id]]
-        fields |= {"bad_words_ids": rest or None, "renormalize_logits": bool(rest)}
+        fields |= {"bad_words_ids": rest or None, "renormalize_logits": bool(rest or fields.keys() - PLAIN_SEARCH)}
     return GenerationConfig(**{"length_penalty": 1.0, "length_penalty_form": "length", **fields}), is_shut
 
 

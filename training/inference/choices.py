@@ -1,4 +1,7 @@
-"""Values that the options of commands accept and print, in a module that imports nothing."""
+"""Values that the options of commands accept and print, in a module that imports nothing heavy."""
+
+import re
+
 
 # Output formats of translations; see `formats`.
 FORMATS = ("text", "nbest", "jsonl")
@@ -10,3 +13,6 @@ METHODS = ("attention", "shift", "naive", "erasure")
 TITLES = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
 
 MAX_SOURCE_TOKENS = 1024  # default for models whose positions have no limit
+
+# Form of a licence identifier of the Hub; there is no offline list of them.
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")

@@ -61,7 +61,7 @@ def deviations(run: Run, config: VaswaniConfig, search: GenerationConfig) -> lis
     updates = run.state["global_step"] if run.state else values.get("max_steps")
     if updates is not None and updates != UPDATES[row]:
         differences.append(("updates", int(updates), UPDATES[row], "5.2"))
-    differences += _averaging_difference(run, row)
+    differences += [] if run.is_converted else _averaging_difference(run, row)
     for name, papers in GENERATION.items():
         if (own := getattr(search, name, None)) != papers:
             differences.append((name, own, papers, "6.1"))

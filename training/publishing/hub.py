@@ -20,11 +20,23 @@ from ..evaluation.test_sets import Texts
 from ..files import written_whole
 from ..hub_connection import hub_failure
 from ..inference.loading import load_checkpoint
+from ..inference.origin import ORIGIN
 from ..inference.translation import translate
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
 from ..trainer.checkpoints import STATE_NAME
 from ..trainer.resumable_trainer import MANIFEST_NAME
-from .model_card import CURVES, CardOptions, merge, metadata, shows_curves, weights_of, write_card, written_by_hand
+from .model_card import (
+    CURVES,
+    DIRECTION,
+    UNKNOWN_LICENSE,
+    CardOptions,
+    merge,
+    metadata,
+    shows_curves,
+    weights_of,
+    write_card,
+    written_by_hand,
+)
 from .records import Run, find_run, first_source
 from .tensorboard_log import NAME as EVENTS
 
@@ -34,7 +46,7 @@ WEIGHTS = [r"model[\w.-]*\.safetensors", r"model\.safetensors\.index\.json"]
 CODE = sorted(path.name for path in Path(hf_vaswani.__file__).parent.glob("*_vaswani.py"))
 # Files of a checkpoint. The optimiser state and the other pickles that the Trainer writes stay unpublished.
 NAMES = [*CODE, "checksums.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-RECORDS = [STATE_NAME, MANIFEST_NAME, AVERAGE_RECORD]  # published by `write_card`, with paths removed
+RECORDS = [STATE_NAME, MANIFEST_NAME, AVERAGE_RECORD, ORIGIN]  # published by `write_card`, with paths removed
 RESAMPLES = 1000
 
 
@@ -176,30 +188,43 @@ def renewed_card(
     options = {"license": card_options.license, "language": card_options.languages, "datasets": card_options.datasets}
     before = metadata(earlier) if earlier else {}
     run = find_run(checkpoint.folder, checkpoint.model.config, card_options.run, card_options.recipe)
+    kept = before.get("license") if before.get("license") != UNKNOWN_LICENSE else None
     card_options = replace(
         card_options,
-        license=card_options.license or before.get("license"),
-        languages=_languages(card_options, before, run),
+        license=card_options.license or kept,
+        languages=_languages(card_options, before, run, earlier or ""),
     )
     if test is not None:
         card_options = _with_scores(checkpoint, repo, card_options, test)
     card_options = replace(card_options, example=card_options.example or first_source(run))
     card, files = write_card(checkpoint.folder, checkpoint.model, checkpoint.tokenizer, repo, card_options, run)
-    given = {key for key, value in options.items() if value is not None}
+    given = {key for key, value in options.items() if value is not None} | _renewed_facts(before, card.data.to_dict())
     text = merge(earlier, card, weights_of(checkpoint.folder), given) if earlier else f"{card}\n"
     if not shows_curves(text):
         files.pop(CURVES, None)  # a picture of that name in the repository belongs to its author
     return text, files
 
 
-def _languages(card_options: CardOptions, before: dict, run: Run) -> list[str] | None:
-    """Source and target language, from the publisher, the earlier card or the run, in this order."""
+def _renewed_facts(before: dict, now: dict) -> set[str]:
+    """Metadata keys whose generated values have changed: a licence unknown before, another relation to one base."""
+    keys = {"license"} if before.get("license") == UNKNOWN_LICENSE else set()
+    return keys | ({"base_model_relation"} if before.get("base_model") == now.get("base_model") else set())
+
+
+def _languages(card_options: CardOptions, before: dict, run: Run, earlier: str) -> list[str] | None:
+    """Source and target language, from the publisher, the earlier card or the run, in this order.
+
+    The languages of a converted model may come from its original, whose card gives them in any order. They are source
+    and target only if the earlier card translates from one to the other.
+    """
     if card_options.languages is not None:
         if len(card_options.languages) != 2:
             languages = " ".join(card_options.languages)
             raise ValueError(f"--languages: expected source and target, as in: en de; got {languages}.")
         return card_options.languages
-    if isinstance(languages := before.get("language"), list) and len(languages) == 2:
+    languages = before.get("language")
+    is_ordered = not run.is_converted or languages != run.origin.get("languages") or DIRECTION in earlier
+    if isinstance(languages, list) and len(languages) == 2 and is_ordered:
         return languages
     return [run.values["source_lang"], run.values["target_lang"]] if run.values else None
 

@@ -23,9 +23,12 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_vaswani import VaswaniConfig
+
 from ..data.readers import DataError
 from ..evaluation.metrics import MetricScore
 from ..evaluation.report import Report, as_text, finite
+from ..inference.origin import ORIGIN
 from ..inference.translation import translate
 from ..markdown import UNWRITABLE, as_code, as_code_block, as_markdown, as_paragraph, one_line
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
@@ -34,6 +37,7 @@ from ..trainer.cost import Cost, cost, operations
 from ..trainer.resumable_trainer import MANIFEST_NAME
 from .curves import draw_curves
 from .deviations import deviations, nearest_row
+from .provenance import conversion_rows, license_of, metadata_of, original_license, original_name, published
 from .recipe import recorded_recipe
 from .records import Run, without_paths
 from .tensorboard_log import scalars
@@ -44,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 CURVES = "curves.png"
 UNKNOWN_LICENSE = "unknown"
+DIRECTION = "translating from"  # in the summary of a card that names source and target
 AUTO_CLASSES = ("AutoModelForSeq2SeqLM", "AutoTokenizer")
 # The Hub's identifiers of metrics, by the names in our reports.
 HUB_METRICS = {
@@ -124,9 +129,11 @@ def write_card(
         reports=_with_one_line_names(card_options.reports),
         score_commands=_with_one_line_names(card_options.score_commands),
     )
+    if card_options.license is None:
+        card_options = replace(card_options, license=license_of(run))
     quoted_repo = _quoted(repo)
     card = ModelCard.from_template(
-        _metadata(repo, card_options, run.values),
+        _metadata(repo, card_options, run),
         template_str=(resources.files(__package__) / "model_card.md").read_text(encoding="utf-8"),
         md=as_markdown,
         paragraph=as_paragraph,
@@ -142,8 +149,10 @@ def write_card(
         **_about_model(run, model, tokenizer, card_options.example),
         **_about_scores(card_options),
         **_about_training(run, model, tokenizer, card_options),
+        **_about_origin(run, model),
     )
     records = {STATE_NAME: run.state, MANIFEST_NAME: run.record, AVERAGE_RECORD: run.averaged}
+    records[ORIGIN] = published(run.converted) if run.converted else None
     files = {name: _as_json(record) for name, record in records.items() if record is not None}
     events = scalars(run.events, run.state["global_step"]) if run.state else {}
     return card, files | events | ({CURVES: picture} if picture else {})
@@ -191,12 +200,23 @@ def _about_training(
     recipe, recipe_note = _recipe(run, model.config)
     differences = deviations(run, model.config, model.generation_config)
     return {
-        "data": _data(run, tokenizer),
+        "data": _data(run, tokenizer, model.config),
         "compute": _compute(run, model, card_options),
         "recipe": recipe,
         "recipe_note": recipe_note,
         "deviations": differences,
         "deviations_note": _deviations_note(run, nearest_row(model.config), bool(differences)),
+    }
+
+
+def _about_origin(run: Run, model: PreTrainedModel) -> dict:
+    if (origin := run.origin) is None:
+        return {"original": None, "conversion": []}
+    return {
+        "original": original_name(origin),
+        "is_converted": run.is_converted,
+        "conversion": conversion_rows(origin, model.config),
+        "original_license": original_license(origin),
     }
 
 
@@ -211,11 +231,13 @@ def weights_of(checkpoint: Path) -> str:
 # Metadata
 
 
-def _metadata(repo: str, card_options: CardOptions, values: dict) -> ModelCardData:
+def _metadata(repo: str, card_options: CardOptions, run: Run) -> ModelCardData:
+    values = run.values
+    languages = card_options.languages or (run.origin.get("languages") if run.is_converted else None)
     results = [r for test, report in card_options.reports.items() for r in eval_results(test, report)]
     datasets = card_options.datasets or ([values["dataset_name"]] if values.get("dataset_name") else None)
     return ModelCardData(
-        language=_lines(card_options.languages),
+        language=_lines(languages),
         license=_lines(card_options.license) or UNKNOWN_LICENSE,
         library_name="transformers",
         pipeline_tag="translation",
@@ -224,6 +246,7 @@ def _metadata(repo: str, card_options: CardOptions, values: dict) -> ModelCardDa
         metrics=sorted({result.metric_type for result in results}) or None,
         model_name=one_line(repo.split("/")[-1]) if results else None,
         eval_results=results or None,
+        **metadata_of(run, card_options.license),
     )
 
 
@@ -307,9 +330,11 @@ def _search(search) -> str:
     return ", ".join(parts)
 
 
-def _data(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+def _data(run: Run, tokenizer: PreTrainedTokenizerBase, config: VaswaniConfig) -> list[tuple[str, str]]:
     values, rows = run.values, []
-    if run.record is None:
+    if run.is_converted:
+        rows.append(("Data of the original", "not recorded by the conversion"))
+    elif run.record is None:
         rows.append(("Files and their fingerprints", "not recorded (the run has no `run.json`)"))
         if files := (run.named or {}).get("train_files"):
             rows.append(("Files in the recipe", ", ".join(map(as_code, without_paths(files)))))
@@ -330,11 +355,14 @@ def _data(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]
     if run.record and (files := values.get("eval_files")):
         rows.append(("Validation files", _names(files)))
     kind = type(tokenizer.backend_tokenizer.model).__name__
-    rows.append(("Vocabulary", f"{len(tokenizer):,} entries, {kind}, shared by both languages"))
+    shared = "shared by both languages" if config.source_vocab_size is None else f"{config.vocab_size:,} of the target"
+    rows.append(("Vocabulary", f"{len(tokenizer):,} entries, {kind}, {shared}"))
     return rows
 
 
 def _compute(run: Run, model: PreTrainedModel, card_options: CardOptions) -> list[tuple[str, str]]:
+    if run.is_converted:
+        return [("Training of the original", "not recorded by the conversion; no weight was trained since")]
     if run.state is None:
         return [("Updates, tokens and time", "not recorded (no `trainer_state.json` for these weights)")]
     values = run.values
@@ -417,12 +445,14 @@ def _recipe(run: Run, config) -> tuple[str | None, str]:
         if run.state and (steps := run.values["max_steps"]) and steps != run.state["max_steps"]:
             note += f" According to the run's log, `max_steps` was {as_markdown(run.state['max_steps'])}."
         return run.recipe, note
-    return None, "The run's arguments were not recorded."
+    return None, "" if run.is_converted else "The run's arguments were not recorded."
 
 
 def _deviations_note(run: Run, row: str, any_found: bool) -> str:
     compared = "configuration, training arguments and search settings"
-    if run.record is None and run.named is None:
+    if run.is_converted and run.named is None:
+        compared = "configuration and search settings only; the training of the original is not recorded"
+    elif run.record is None and run.named is None:
         compared = "configuration and search settings only; the run's arguments were not recorded"
     elif run.record is None:
         compared = "configuration, search settings and the recipe above"

@@ -24,6 +24,8 @@ def recorded_recipe(run: Run, config: VaswaniConfig) -> str | None:
     if run.record is None:
         return None
     values, default_values = without_paths(run.values), defaults()
+    if values.get("init_from"):  # checksums of the weights
+        values["init_from"] = values.get("name of init_from")
     derived = NOT_IN_A_RECIPE | {"num_train_epochs"} if values["max_steps"] > 0 else NOT_IN_A_RECIPE | {"max_steps"}
     if values.get("tokens_per_device"):
         derived = derived | {"gradient_accumulation_steps"}

@@ -11,6 +11,7 @@ from hf_vaswani.checksums_vaswani import checksum
 
 from ..data.pairs import load_pairs
 from ..evaluation.report import finite
+from ..inference.origin import Origin, read_origin
 from ..json_records import check_fields, read_record
 from ..trainer.arguments import defaults
 from ..trainer.averaging import RECORD, AverageFile
@@ -39,6 +40,7 @@ class RunValues(TypedDict, total=False):
     dataset_config: str | None
     hardware: dict | None
     pairs: int | None
+    converted_from: dict | None
 
 
 class Files(TypedDict):
@@ -73,6 +75,7 @@ class Run:
         recipe (`str`, *optional*): Text of the publisher's recipe.
         named (`dict`, *optional*): Fields of the publisher's recipe.
         events (`list[Path]`): TensorBoard event files.
+        converted (`Origin`, *optional*): `converted_from.json`.
     """
 
     state: dict | None = None
@@ -81,6 +84,17 @@ class Run:
     recipe: str | None = None
     named: dict | None = None
     events: list[Path] = field(default_factory=list)
+    converted: Origin | None = None
+
+    @property
+    def origin(self) -> Origin | None:
+        """Conversion of the checkpoint, or of the model that the run started from."""
+        return self.converted or self.values.get("converted_from")
+
+    @property
+    def is_converted(self) -> bool:
+        """True for the weights of a conversion as they are, without training."""
+        return self.converted is not None and self.record is None
 
     @property
     def values(self) -> dict:
@@ -112,7 +126,10 @@ def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, re
     sources = [
         Path(name) if Path(name).is_dir() else folder / Path(name).name for name in averaged_checkpoints(averaged)
     ]
+    converted = read_origin(checkpoint)
     candidates = [checkpoint, *reversed(sources), folder, *reversed(checkpoint_folders(folder))]
+    if converted is not None and run is None:  # no run made the weights, whatever lies beside them
+        candidates = [checkpoint]
     record = next((manifest for path in candidates if (manifest := _read_run(path / MANIFEST_NAME))), None)
     if record is not None and (other := _other_model(record, config)):
         if run is not None:
@@ -123,7 +140,7 @@ def find_run(checkpoint: Path, config: VaswaniConfig, run: str | None = None, re
     is_run = run is not None or checkpoint_folders(folder) or _read_state(folder)  # not just any parent folder
     events = event_files(folder) if is_run and folder in candidates and state is not None else []
     text, named = (None, None) if recipe is None else (_recipe_text(recipe), load_recipe(recipe))
-    return Run(state, record, averaged, text, named, events)
+    return Run(state, record, averaged, text, named, events, converted)
 
 
 def first_source(run: Run) -> str | None:
@@ -171,6 +188,8 @@ def _read_run(path: Path) -> dict | None:
     values = {**record["must_match"], **record["may_change"]}
     check_fields(values, RunValues, str(path))
     check_fields({"files": values.get("places of eval_files", [])}, Files, f"{path}: places of eval_files")
+    if (origin := values.get("converted_from")) is not None:
+        check_fields(origin, Origin, f"{path}: converted_from")
     for name in values:
         if name.startswith("train_files["):
             if not isinstance(values[name], dict):

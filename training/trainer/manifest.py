@@ -16,8 +16,11 @@ from hf_vaswani.checksums_vaswani import checksum, weight_files
 
 from ..data.encoding import FilteredStream, lengths, share_of_stream
 from ..hardware import hardware
+from ..inference.origin import Origin, read_origin
 from ..json_records import check_fields, read_record
 from .arguments import DataArguments, ModelArguments, VaswaniTrainingArguments
+from .averaging import RECORD as AVERAGE_RECORD
+from .checkpoints import checkpoint_folders
 from .resumable_trainer import MANIFEST_NAME
 
 
@@ -88,6 +91,7 @@ def make_manifest(
     may_change |= {name: [Path(file).name for file in paths] for name, paths in files.items()}
     may_change |= {"places of eval_files": [os.path.abspath(file) for file in data.eval_files]}
     may_change |= {"name of init_from": model_args.init_from}
+    may_change |= {"converted_from": origin_of(start) if start else None}
     may_change |= {"hardware": hardware(args.device)}
     must_match = model | vocabulary | _start(model_args, start) | _data(data, pairs, args.world_size)
     must_match |= {name: value for name, value in values.items() if name not in harmless}
@@ -107,6 +111,23 @@ def model_fields(config: VaswaniConfig) -> dict:
     return {
         f.name: values[f.name] for f in dataclasses.fields(VaswaniConfig) if f.name in VaswaniConfig.__annotations__
     }
+
+
+def origin_of(start: Path) -> Origin | None:
+    """Conversion that the weights of a checkpoint go back to: its own, or that of the model it was fine-tuned from.
+
+    Raises:
+        ValueError: A record is malformed. The message names file and field.
+    """
+    run = start.parent if (start / AVERAGE_RECORD).is_file() else start
+    places = [
+        start,
+        *reversed(checkpoint_folders(run)),
+    ]  # the last weights of a run have their manifest in a checkpoint
+    path = next((place / MANIFEST_NAME for place in places if (place / MANIFEST_NAME).is_file()), None)
+    if (origin := read_origin(start)) is not None or path is None:
+        return origin
+    return read_manifest(path)["may_change"].get("converted_from")
 
 
 def _start(model_args: ModelArguments, start: Path | None) -> dict:
