@@ -1,0 +1,149 @@
+"""ONNX graphs on onnxruntime give what the model gives in PyTorch."""
+
+import importlib
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from transformers import BartConfig, BartForConditionalGeneration
+
+from support.foreign_models import marian_model
+from support.models import new_model, strong_model, tiny_model
+from support.paths import ROOT
+from training.cli import main
+
+
+PACKAGES = ("onnxscript", "onnx_ir", "onnx_ir.passes", "onnx_ir.passes.common", "onnxruntime")
+EXTRA = "needs pip install 'hf-vaswani[onnx]'"
+LENGTHS = ([1], [33], [33, 5], [2, 33, 1, 20, 7, 12])
+NEW_TOKENS = 20
+
+
+@pytest.fixture
+def without_packages(monkeypatch):
+    """Environment in which the modules of ONNX must be imported anew, and whose packages are empty."""
+    for name in ("onnx", "onnx_greedy"):
+        monkeypatch.delitem(sys.modules, f"training.conversion.{name}", raising=False)
+    for name in PACKAGES:
+        monkeypatch.setitem(
+            sys.modules, name, SimpleNamespace(ClearMetadataAndDocStringPass=None, InferenceSession=None)
+        )
+    names = ("ExportedModel", "ExportFormat", "OnnxConfig", "OnnxExporter")
+    monkeypatch.setitem(sys.modules, "transformers.exporters", SimpleNamespace(**dict.fromkeys(names)))
+    yield monkeypatch
+    for name in ("onnx", "onnx_greedy"):
+        monkeypatch.delitem(sys.modules, f"training.conversion.{name}", raising=False)
+
+
+def error_of_convert(tokenizer, folder, capsys) -> str:
+    new_model(tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    assert main(["convert", str(folder / "model"), str(folder / "output"), "--to", "onnx"]) == 1
+    assert [path.name for path in folder.iterdir()] == ["model"]
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hf-vaswani convert: ")]
+    return line
+
+
+@pytest.mark.parametrize("package", ["onnxscript", "onnx_ir", "onnxruntime"])
+def test_without_the_packages_the_extra_is_named(package, without_packages, tokenizer, tmp_path, capsys):
+    for name in PACKAGES:
+        if name.partition(".")[0] == package:
+            without_packages.setitem(sys.modules, name, None)
+    error = error_of_convert(tokenizer, tmp_path, capsys)
+    assert "pip install 'hf-vaswani[onnx]'" in error and package in error
+
+
+def test_an_older_transformers_is_named(without_packages, tokenizer, tmp_path, capsys):
+    without_packages.setitem(sys.modules, "transformers.exporters", SimpleNamespace(OnnxExporter=None))
+    without_packages.setattr(transformers, "__version__", "5.22.2")
+    error = error_of_convert(tokenizer, tmp_path, capsys)
+    assert "transformers 5.23" in error and "5.22.2" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"max_position_embeddings": 3}, "max_position_embeddings: .*4.* 3"),
+        ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id: "),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_refused_by_field(overrides, words, without_packages, tokenizer, tmp_path):
+    module = importlib.import_module("training.conversion.onnx")
+    with pytest.raises(ValueError, match=words):
+        module.write(tiny_model(vocab_size=len(tokenizer), **overrides), tokenizer, tmp_path / "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_models_and_8_bit_models_are_refused(without_packages, tokenizer, tmp_path):
+    module = importlib.import_module("training.conversion.onnx")
+    with pytest.raises(ValueError, match="to_int8"):
+        module.write(tiny_model(vocab_size=len(tokenizer)).to_int8(), tokenizer, tmp_path / "onnx")
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **sizes, **heads))
+    with pytest.raises(ValueError, match="BartForConditionalGeneration"):
+        module.write(bart, tokenizer, tmp_path / "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def check_greedy(folder, model, size: int) -> None:
+    """Assert that onnxruntime translates as the greedy search of `generate()`, random sentences of `size` tokens."""
+    pytest.importorskip("onnxruntime", reason=EXTRA)
+    from training.conversion.onnx_greedy import OnnxTranslator
+
+    translator, translations = OnnxTranslator(folder), set()
+    generator = torch.Generator().manual_seed(1)
+    for lengths in LENGTHS:
+        mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+        ids = torch.randint(3, size, mask.shape, generator=generator) * mask
+        limits = {"max_new_tokens": NEW_TOKENS, "max_extra_tokens": None, "max_length": None}
+        limits |= {"num_beams": 1, "forced_eos_token_id": None}
+        expected = model.generate(input_ids=ids, attention_mask=mask, **limits)[:, 1:]
+        found = translator(ids.numpy(), mask.numpy(), NEW_TOKENS)
+        assert found.tolist() == expected.tolist()
+        translations |= {tuple(row) for row in found.tolist()}
+    assert len(translations) == sum(map(len, LENGTHS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"d_k": 8, "d_v": 8},
+        {"d_k": 4, "d_v": 6},
+        {"position_embedding": "learned", "max_position_embeddings": 40},
+        {"output_bias": True, "attention_bias": True, "tie_word_embeddings": False},
+    ],
+    ids=["as the paper's", "d_k != d_v", "learned positions", "biases, untied"],
+)
+def test_translations_are_those_of_generate(overrides, tokenizer, tmp_path):
+    onnx = pytest.importorskip("training.conversion.onnx", reason=EXTRA, exc_type=ImportError)
+    model = strong_model(len(tokenizer), **overrides)
+    agreement = onnx.write(model, tokenizer, tmp_path / "onnx")
+    assert agreement.equal == agreement.sentences == 8
+    assert 0 < agreement.logits < 1e-4
+    check_greedy(tmp_path / "onnx", model, len(tokenizer))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_with_two_vocabularies_is_written_by_the_command(tokenizer, tmp_path, capfd):
+    pytest.importorskip("training.conversion.onnx", reason=EXTRA, exc_type=ImportError)
+    marian_model(source_vocab_size=len(tokenizer)).save_pretrained(tmp_path / "opus")
+    tokenizer.save_pretrained(tmp_path / "opus")
+    assert main(["convert", str(tmp_path / "opus"), str(tmp_path / "model")]) == 0
+    capfd.readouterr()
+    assert main(["convert", str(tmp_path / "model"), str(tmp_path / "onnx"), "--to", "onnx"]) == 0
+    printed, errors = capfd.readouterr()
+    [line] = printed.splitlines()
+    assert "8 of 8 translations are equal" in line and "logits differ by at most" in line
+    assert not errors
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    assert model.config.source_vocab_size == len(tokenizer)
+    check_greedy(tmp_path / "onnx", model, len(tokenizer))
+    settings = json.loads((tmp_path / "onnx" / "generation_config.json").read_text())
+    assert settings["num_beams"] == model.generation_config.num_beams == 6
+    for graph in ("encoder", "prefill", "decode"):
+        assert str(ROOT).encode() not in (tmp_path / "onnx" / f"{graph}.onnx").read_bytes()
