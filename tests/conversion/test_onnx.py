@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -20,6 +22,7 @@ PACKAGES = ("onnxscript", "onnx_ir", "onnx_ir.passes", "onnx_ir.passes.common", 
 EXTRA = "needs pip install 'hf-vaswani[onnx]'"
 LENGTHS = ([1], [33], [33, 5], [2, 33, 1, 20, 7, 12])
 NEW_TOKENS = 20
+ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
 
 
 @pytest.fixture
@@ -89,12 +92,14 @@ def test_other_models_and_8_bit_models_are_refused(without_packages, tokenizer, 
     assert not list(tmp_path.iterdir())
 
 
+@torch.no_grad()
 def check_greedy(folder, model, size: int) -> None:
-    """Assert that onnxruntime translates as the greedy search of `generate()`, random sentences of `size` tokens."""
+    """Assert that onnxruntime translates random sentences as the greedy search of `generate()` does, and that its
+    logits of random translations are the model's. `size`: of the source vocabulary."""
     pytest.importorskip("onnxruntime", reason=EXTRA)
     from training.conversion.onnx_greedy import OnnxTranslator
 
-    translator, translations = OnnxTranslator(folder), set()
+    translator, translations, size_of_target = OnnxTranslator(folder), set(), model.config.vocab_size
     generator = torch.Generator().manual_seed(1)
     for lengths in LENGTHS:
         mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
@@ -105,7 +110,39 @@ def check_greedy(folder, model, size: int) -> None:
         found = translator(ids.numpy(), mask.numpy(), NEW_TOKENS)
         assert found.tolist() == expected.tolist()
         translations |= {tuple(row) for row in found.tolist()}
-    assert len(translations) == sum(map(len, LENGTHS))
+
+        targets = torch.randint(3, size_of_target - 1, (len(lengths), NEW_TOKENS), generator=generator)
+        start = torch.full((len(lengths), 1), model.config.decoder_start_token_id)
+        logits = model(ids, mask, decoder_input_ids=torch.cat((start, targets), dim=1)).logits
+        step, inputs = translator.first(ids.numpy(), mask.numpy())
+        for position, expected in enumerate(logits.unbind(1)):
+            torch.testing.assert_close(
+                torch.from_numpy(step), expected, rtol=0, atol=1e-4 * float(expected.abs().max())
+            )
+            if position < NEW_TOKENS:
+                step, inputs = translator.next(targets[:, position].numpy(), inputs)
+    assert len(translations) >= 5  # they differ
+
+
+def check_example(folder, model, tokenizer) -> None:
+    """Assert that a copy of the example translates lines, where neither PyTorch nor transformers is installed."""
+    shutil.copy(ROOT / "training" / "conversion" / "onnx_greedy.py", folder.parent / "mine.py")
+    for name in ("torch", "transformers", "hf_vaswani"):
+        (folder.parent / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r})\n")
+    lines = ["The old man gives the child a book.", "", "A dog sleeps."]
+    run = subprocess.run(
+        [sys.executable, "mine.py", folder],
+        cwd=folder.parent,
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert run.returncode == 0, run.stderr
+    for line, found in zip(lines, run.stdout.splitlines(), strict=True):
+        ids = torch.tensor([tokenizer(line)["input_ids"]])
+        limits = {"max_new_tokens": ids.numel() + 50, "max_extra_tokens": None, "max_length": None}
+        tokens = model.generate(ids, num_beams=1, forced_eos_token_id=None, **limits)[0]
+        assert found == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 @pytest.mark.slow
@@ -113,9 +150,9 @@ def check_greedy(folder, model, size: int) -> None:
     "overrides",
     [
         {"d_k": 8, "d_v": 8},
-        {"d_k": 4, "d_v": 6},
-        {"position_embedding": "learned", "max_position_embeddings": 40},
-        {"output_bias": True, "attention_bias": True, "tie_word_embeddings": False},
+        {"d_k": 4, "d_v": 6, **ONE_LAYER},
+        {"position_embedding": "learned", "max_position_embeddings": 40, **ONE_LAYER},
+        {"output_bias": True, "attention_bias": True, "tie_word_embeddings": False, **ONE_LAYER},
     ],
     ids=["as the paper's", "d_k != d_v", "learned positions", "biases, untied"],
 )
@@ -143,6 +180,7 @@ def test_a_checkpoint_with_two_vocabularies_is_written_by_the_command(tokenizer,
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
     assert model.config.source_vocab_size == len(tokenizer)
     check_greedy(tmp_path / "onnx", model, len(tokenizer))
+    check_example(tmp_path / "onnx", model, tokenizer)
     settings = json.loads((tmp_path / "onnx" / "generation_config.json").read_text())
     assert settings["num_beams"] == model.generation_config.num_beams == 6
     for graph in ("encoder", "prefill", "decode"):

@@ -1,4 +1,6 @@
-"""Greedy translation with the files of `hf-vaswani convert --to onnx`, without PyTorch: an example to copy.
+"""Greedy translation with the files of `hf-vaswani convert --to onnx`: an example to copy.
+
+It needs onnxruntime, NumPy and tokenizers, but neither PyTorch nor this package:
 
 python onnx_greedy.py FOLDER < sentences > translations
 """
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from onnxruntime import InferenceSession
+from tokenizers import Tokenizer
 
 
 CACHE = "past_key_values."
@@ -46,21 +49,19 @@ class OnnxTranslator:
 
     def __call__(self, input_ids: np.ndarray, attention_mask: np.ndarray, max_new_tokens: int) -> np.ndarray:
         """Most likely tokens `(batch, target)` without the start token; padding follows the end of a sentence."""
-        is_done, translation = np.zeros(len(input_ids), dtype=bool), []
+        logits, inputs = self.first(input_ids, attention_mask)
+        translation = [logits.argmax(axis=-1)]
+        is_done = np.isin(translation[0], self.ends)
         while len(translation) < max_new_tokens and not is_done.all():
-            logits, inputs = (
-                self.next(translation[-1], inputs) if translation else self.first(input_ids, attention_mask)
-            )
+            logits, inputs = self.next(translation[-1], inputs)
             translation.append(np.where(is_done, self.pad, logits.argmax(axis=-1)))
             is_done |= np.isin(translation[-1], self.ends)
         return np.stack(translation, axis=1)
 
 
 if __name__ == "__main__":
-    from transformers import AutoTokenizer
-
-    translator, tokenizer = OnnxTranslator(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+    translator, tokenizer = OnnxTranslator(sys.argv[1]), Tokenizer.from_file(f"{sys.argv[1]}/tokenizer.json")
     for line in sys.stdin:
-        source = tokenizer([line.rstrip("\n")], return_tensors="np")
-        tokens = translator(source["input_ids"], source["attention_mask"], source["input_ids"].shape[1] + 50)
-        print(tokenizer.decode(tokens[0], skip_special_tokens=True))
+        ids = np.array([tokenizer.encode(line.rstrip("\n")).ids])
+        [tokens] = translator(ids, np.ones_like(ids), max_new_tokens=ids.size + 50)
+        print(tokenizer.decode(tokens))
