@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import io
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +27,7 @@ except ModuleNotFoundError as error:
 try:
     from transformers.exporters import ExportedModel, ExportFormat, OnnxConfig, OnnxExporter
 except ImportError as error:
-    found = transformers.__version__
-    raise ImportError(
-        f"ONNX needs transformers 5.23 or newer: pip install 'hf-vaswani[onnx]'; found {found}."
-    ) from error
+    raise ImportError(f"ONNX needs transformers 5.23 or newer, found {transformers.__version__}.") from error
 
 
 CAPTURED = 3  # target tokens that the exporter generates to see the shapes
@@ -97,7 +93,7 @@ def _export(model: VaswaniForConditionalGeneration, batch: dict[str, torch.Tenso
         batch (`dict`): Sentences, more than one and padded: the exporter takes sizes of 0 and 1 for constants.
     """
     exporter, options = OnnxExporter(), OnnxConfig(dynamic=True)
-    with contextlib.redirect_stdout(io.StringIO()), _quiet("torch"):  # it reports its steps
+    with contextlib.redirect_stdout(io.StringIO()):  # where it reports its steps
         encoder = exporter.export(model.model.encoder, batch, options)
         # Of a decoder step with one token before it, the exporter would make one for that length only.
         decoder = exporter.export_for_generation(model, batch, options, multi_token_decode=True)
@@ -105,18 +101,6 @@ def _export(model: VaswaniForConditionalGeneration, batch: dict[str, torch.Tenso
     for component in components.values():
         ClearMetadataAndDocStringPass()(component.program)  # the paths of this machine's source files
     return ExportedModel(components, ExportFormat.ONNX, model.config)
-
-
-@contextlib.contextmanager
-def _quiet(name: str):
-    """Context in which a library logs errors only."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @torch.no_grad()
