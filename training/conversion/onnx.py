@@ -109,9 +109,9 @@ def _compare(model: VaswaniForConditionalGeneration, batch: dict[str, torch.Tens
     most = min(NEW_TOKENS, model.config.max_position_embeddings - 1)
     ids = model.generate(**batch, max_new_tokens=most)
     logits = model(**batch, decoder_input_ids=ids[:, :-1]).logits
-    source = [batch[name].numpy() for name in ("input_ids", "attention_mask")]
+    source, mask = batch["input_ids"].numpy(), batch["attention_mask"].numpy()
     translator = OnnxTranslator(folder)
-    step, inputs = translator.first(*source)
+    step, inputs = translator.first(source, mask)
     steps = [step]
     for tokens in ids[:, 1:-1].T.numpy():
         step, inputs = translator.next(tokens, inputs)
@@ -119,6 +119,6 @@ def _compare(model: VaswaniForConditionalGeneration, batch: dict[str, torch.Tens
     difference = (torch.from_numpy(np.stack(steps, axis=1)) - logits).abs().max()
     # Relative to the best tokens: a token that is shut out may have the largest logit, a negative one.
     relative = difference / logits.amax(-1).abs().max()
-    found = translator(*source, most)
+    found = translator(source, mask, most)
     equal = sum(row.tolist() == own.tolist() for row, own in zip(found, ids[:, 1:].numpy()))
     return Agreement(len(ids), float(relative), equal)
