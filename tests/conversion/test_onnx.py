@@ -141,7 +141,7 @@ def check_example(folder, model, tokenizer) -> None:
     for line, found in zip(lines, run.stdout.splitlines(), strict=True):
         ids = torch.tensor([tokenizer(line)["input_ids"]])
         limits = {"max_new_tokens": ids.numel() + 50, "max_extra_tokens": None, "max_length": None}
-        tokens = model.generate(ids, num_beams=1, forced_eos_token_id=None, **limits)[0]
+        tokens = model.generate(ids, num_beams=1, forced_eos_token_id=None, **limits)[0, 1:]
         assert found == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
