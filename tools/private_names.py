@@ -76,8 +76,13 @@ def imported_across_modules(tree: ast.AST) -> set[str]:
     return {alias.name for node in imports for alias in node.names if is_private(alias.name)}
 
 
-def inherited_names(path: Path) -> set[str]:
-    """Private names that the classes of a file have from other packages: overridden, or set on an instance."""
+def inherited_names(path: Path, tree: ast.AST) -> set[str]:
+    """Private names that the classes of a file have from other packages: overridden, or set on an instance.
+
+    A file whose classes inherit nothing is not imported: it may need packages that are not installed.
+    """
+    if not any(isinstance(node, ast.ClassDef) and node.bases for node in ast.walk(tree)):
+        return set()
     module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     names = set()
     for _, own in inspect.getmembers(module, inspect.isclass):
@@ -107,7 +112,7 @@ def private_names() -> dict[str, set[str]]:
     own = set().union(*map(defined_names, trees.values()))
     found = {}
     for path, tree in trees.items():
-        inherited = inherited_names(path)
+        inherited = inherited_names(path, tree)
         names = {name for name in used_names(tree) if name not in own or name in inherited}
         names |= {name for name in defined_names(tree) if is_private(name) and name in inherited}
         if names:

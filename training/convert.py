@@ -20,11 +20,12 @@ FORMATS = {
     "marian": "MarianMT of transformers, such as OPUS-MT",
     "fsmt": "FSMT of transformers, such as Facebook's models of WMT19",
     "ctranslate2": "CTranslate2, an inference engine in C++",
+    "onnx": "ONNX graphs, for runtimes such as onnxruntime",
     "npz": "Marian's own files: .npz, vocabularies .yml, decoder.yml",
     "fairseq": "fairseq's own files, before 1.0: .pt, dict.LANGUAGE.txt",
 }
 READABLE = ("marian", "fsmt", "npz", "fairseq")
-WRITABLE = ("marian", "ctranslate2")
+WRITABLE = ("marian", "ctranslate2", "onnx")
 AS_TRAINED = ("marian", "npz")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 
