@@ -40,7 +40,8 @@ def read(folder: Path) -> Conversion:
     """Convert a checkpoint of fairseq.
 
     Args:
-        folder (`Path`): Folder with one `.pt` and the dictionaries of both languages.
+        folder (`Path`): Folder with one `.pt` and the dictionaries of both languages. BPE codes, `bpecodes` or `code`,
+            are kept if they are there.
 
     Raises:
         ValueError: The model has no equal here, or a file is malformed or holds more than weights. The message names
@@ -69,7 +70,9 @@ def read(folder: Path) -> Conversion:
         f"vocab-{side}": _read_dictionary(folder / f"dict.{lang}.txt", size)
         for side, lang, size in zip(("src", "tgt"), langs, (fsmt.config.src_vocab_size, fsmt.config.tgt_vocab_size))
     }
-    return Conversion(from_fsmt(fsmt), fsmt, tokenizer_files(folder, "FSMTTokenizer", **vocabularies))
+    return Conversion(
+        from_fsmt(fsmt), fsmt, tokenizer_files(folder, "FSMTTokenizer", {"langs": langs}, **vocabularies)
+    )
 
 
 def renamed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -13,12 +13,14 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from hf_vaswani import VaswaniTranslationPipeline
 
+from ..data.two_sided_tokenizer import TARGET_TOKENIZER, TARGET_VOCAB_SIZE, TwoSidedTokenizer, definition
 from ..hub_connection import hub_failure
 from ..notices import are_held_back
 from .checkpoint_files import (
@@ -58,7 +60,7 @@ def find_checkpoint(name: str | Path) -> Path:
         folder = Path(cached_file(source, CONFIG)).parent
     except OSError as error:
         raise OSError(missing_checkpoint(name, error)) from error
-    for file in (GENERATION, TOKENIZER, TOKENIZER_CONFIG):
+    for file in (GENERATION, TOKENIZER, TARGET_TOKENIZER, TOKENIZER_CONFIG):
         with contextlib.suppress(OSError):  # the repository may lack it
             cached_file(source, file)
     return folder
@@ -140,7 +142,7 @@ def no_loading_report() -> Iterator[None]:
 
 
 def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load a tokenizer.
+    """Load a tokenizer: a `TwoSidedTokenizer` if the checkpoint has a target side of its own.
 
     Args:
         name (`str` or `Path`): Checkpoint folder or Hub repository.
@@ -157,6 +159,9 @@ def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrai
     try:
         with one_line_errors(folder / TOKENIZER_CONFIG if folder.is_dir() else name):
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+            if (target := _target_side(folder)) is not None:
+                size = tokenizer.init_kwargs.get(TARGET_VOCAB_SIZE)
+                tokenizer = TwoSidedTokenizer(tokenizer, Tokenizer.from_file(target), size)
             tokenizer.pad(tokenizer(["a", "a b c"]), return_tensors="pt")  # some invalid fields fail only in use
     except (OSError, ValueError) as error:
         if folder.is_dir() and not (folder / TOKENIZER).is_file() and TRUST not in str(error):
@@ -165,6 +170,15 @@ def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrai
             raise OSError(missing_checkpoint(name, error)) from error
         raise
     return tokenizer
+
+
+def _target_side(name: Path) -> str | None:
+    """Path of the `target_tokenizer.json` of a folder or Hub repository, `None` if there is none."""
+    if name.is_dir():
+        return str(name / TARGET_TOKENIZER) if (name / TARGET_TOKENIZER).is_file() else None
+    with contextlib.suppress(OSError):
+        return cached_file(str(name), TARGET_TOKENIZER)
+    return None
 
 
 def missing_tokenizer(folder: Path) -> str:
@@ -212,6 +226,12 @@ def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTok
         )
     if (largest := max(tokenizer.get_vocab().values())) >= size:
         raise ValueError(f"{name}: {TOKENIZER}: expected ids of the model's {size} tokens, found {largest}.")
+    written = model.config.vocab_size
+    if isinstance(tokenizer, TwoSidedTokenizer) and tokenizer.target_ids > written:
+        raise ValueError(
+            f"{name}: {TARGET_TOKENIZER}: expected ids of the model's {written} tokens, found "
+            f"{tokenizer.target_ids - 1}."
+        )
 
 
 @torch.no_grad()
@@ -245,7 +265,7 @@ def load_ensemble(
     """
     models, tokenizers = zip(*(load_checkpoint(name, dtype, device, trust_remote_code) for name in names))
     for name, tokenizer in zip(names, tokenizers):
-        if tokenizer.backend_tokenizer.to_str() != tokenizers[0].backend_tokenizer.to_str():
+        if definition(tokenizer) != definition(tokenizers[0]):
             raise ValueError(
                 f"{names[0]} and {name} have different tokenizers; the models of an ensemble must share one."
             )
