@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, MarianTokenizer
 
+from support.fairseq_files import TOKENS, write_fsmt
 from support.sentencepiece_models import CODES, vocabulary, write_json, write_marian
 from training.conversion.tokenizers import HARD_STRINGS, convert_tokenizer
 from training.demo_data import generate_pairs
@@ -291,19 +292,6 @@ def test_a_missing_sentencepiece_is_named(marian, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ImportError, match=r"hf-vaswani\[convert\]"):
         convert_tokenizer(marian)
-
-
-MERGES = ["l o", "lo w</w>", "e r</w>", "lo w", "n e", "ne w", "new er</w>"]
-TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "l", "o", "w", "w</w>", "e", "r</w>", "n", "lo", "low</w>", "er</w>"]
-TOKENS += ["low", "ne", "new", "newer</w>", "o</w>", "d</w>"]
-
-
-def write_fsmt(folder: Path, source: list[str] = TOKENS, target: list[str] = TOKENS) -> Path:
-    (folder / "merges.txt").write_text("".join(f"{merge} 1\n" for merge in MERGES), encoding="utf-8")
-    for name, tokens in (("src", source), ("tgt", target)):
-        write_json(folder / f"vocab-{name}.json", {token: i for i, token in enumerate(tokens)})
-    write_json(folder / "tokenizer_config.json", {"langs": ["en", "de"], "tokenizer_class": "FSMTTokenizer"})
-    return folder
 
 
 def test_bpe_codes_segment_words_between_spaces(tmp_path):
