@@ -1,6 +1,7 @@
 """Given translations of a converted MarianMT checkpoint; the oracles are MarianTokenizer and MarianMTModel."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from support.foreign_models import marian_model
+from support.marian_files import SETTINGS, arrays_of, write_model
 from support.models import new_model
 from training.cli import main
 from training.data.encoding import tokenize
@@ -211,6 +213,21 @@ def test_a_published_checkpoint_has_both_sides(hub, pair):
     assert TARGET_TOKENIZER in hub.repositories[f"{name}-pushed-by-a-run"].at("main").files
 
 
+def test_marians_own_files_with_sentencepiece_models_have_both_sides(pair, tmp_path):
+    """As in OPUS-MT's archives: weights, a vocabulary without padding, and two SentencePiece models."""
+    folder = tmp_path / "npz"
+    folder.mkdir()
+    ids = {token: i for token, i in pair.tokenizer.get_vocab().items() if token != "<pad>"}
+    write_model(folder, arrays=arrays_of(SETTINGS, target=len(ids)))
+    (folder / "vocab.yml").write_text(json.dumps(ids), encoding="utf-8")  # is YAML too
+    for name in ("source.spm", "target.spm"):
+        shutil.copy(pair.opus / name, folder)
+    assert main(["convert", str(folder), str(tmp_path / "ours")]) == 0
+    tokenizer = load_tokenizer(tmp_path / "ours")
+    assert tokenizer.is_fast
+    assert tokenizer(text_target=TARGETS)["input_ids"] == pair.tokenizer(text_target=TARGETS)["input_ids"]
+
+
 # Mistakes
 
 
@@ -226,9 +243,10 @@ def test_target_sides_that_do_not_fit_are_named(pair, tmp_path, capsys):
     source.save_pretrained(tmp_path)
     path = tmp_path / TARGET_TOKENIZER
     whole = path.read_text(encoding="utf-8")
+    settings = (tmp_path / "tokenizer_config.json").read_text(encoding="utf-8")
 
-    def error() -> str:
-        with pytest.raises(ValueError, match=TARGET_TOKENIZER) as caught:
+    def error(kind: type[Exception] = ValueError) -> str:
+        with pytest.raises(kind, match="target_") as caught:
             load_checkpoint(str(tmp_path))
         assert str(tmp_path) in str(caught.value)
         return str(caught.value)
@@ -236,15 +254,21 @@ def test_target_sides_that_do_not_fit_are_named(pair, tmp_path, capsys):
     path.write_text(whole[:1000], encoding="utf-8")
     assert "expected JSON" in error()
     content = json.loads(whole)
-    vocab = content["model"]["vocab"]
-    content["model"]["vocab"] = [*vocab, ["more", -9.0], ["most", -9.0]]
-    path.write_text(json.dumps(content), encoding="utf-8")
-    if not pair.lacking:  # where some pieces have no id, further ones have none either
-        assert f"expected ids of the model's {len(vocab)} tokens, found {len(vocab) + 1}" in error()
-    content["model"]["vocab"] = [["first", -9.0], *vocab[:-1]]
+    content["model"]["vocab"].insert(0, ["first", -9.0])
     content["added_tokens"], content["post_processor"] = [], None
     path.write_text(json.dumps(content), encoding="utf-8")
     assert "expected the id 0, found 1" in error()
+    path.unlink()
+    assert "target_vocab_size: expected target_tokenizer.json beside it" in error(OSError)
+    path.write_text(whole, encoding="utf-8")
+    size, most = source.target_vocab_size, len(json.loads(whole)["model"]["vocab"])
+    for wrong, message in ((most + 1, f"a number up to {most}"), ("all", "found 'all'")):
+        (tmp_path / "tokenizer_config.json").write_text(settings.replace(f": {size},", f": {json.dumps(wrong)},"))
+        assert "target_vocab_size: expected a number" in error()
+        assert message in error()
+    if pair.lacking:
+        (tmp_path / "tokenizer_config.json").write_text(settings.replace(f": {size},", f": {most},"))
+        assert f"expected at most the model's {size} tokens, found {most}" in error()
 
 
 def test_models_of_an_ensemble_share_the_target_side(pair, tmp_path):

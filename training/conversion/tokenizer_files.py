@@ -12,14 +12,14 @@ from transformers import PreTrainedTokenizerFast
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
 from ..data.two_sided_tokenizer import TARGET_TOKENIZER
-from ..inference.checkpoint_files import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES, read_object
+from ..inference.checkpoint_files import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES, one_line_errors, read_object
 from .agreement import SENTENCES
 from .tokenizers import convert_tokenizer, read_codes, with_target_side
 
 
 MERGES = "merges.txt"
 CONVERTIBLE = ("source.spm", MERGES)  # each in the folders of one kind of tokenizer
-CODES = ("bpecodes", "code")  # names of BPE codes that fairseq looks for
+CODES = ("bpecodes", "code")  # of fairseq, as its own loader names them
 # Vocabularies, and what segments text for them.
 SEGMENTATIONS = {
     "vocab.json": "source.spm and target.spm",
@@ -34,7 +34,6 @@ ORIGINALS = (
     MERGES,
     "vocab-src.json",
     "vocab-tgt.json",
-    *CODES,
 )
 
 
@@ -114,7 +113,8 @@ def with_merges(files: dict[str, bytes]) -> dict[str, bytes]:
     name = next((name for name in CODES if name in files), None)
     if name is None or MERGES in files:
         return files
-    merges = read_codes(files[name].decode("utf-8"), name)
+    with one_line_errors(name):
+        merges = read_codes(files[name].decode("utf-8"), name)
     text = "".join(f"{left} {right}\n" for left, right in merges)
     return {**{other: content for other, content in files.items() if other != name}, MERGES: text.encode("utf-8")}
 

@@ -473,7 +473,7 @@ def with_target_side(
         source, target (`PreTrainedTokenizerFast`): From `convert_tokenizer`.
         rows (`list[int]`, *optional*): Those of the target's report.
     """
-    size = next((token for token, row in enumerate(rows or []) if token != row), None)
+    size = next((token for token, row in enumerate(rows or []) if token != row), len(target))
     return TwoSidedTokenizer(source, target.backend_tokenizer, size)
 
 

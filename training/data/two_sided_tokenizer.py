@@ -13,7 +13,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase, PreTrainedToken
 
 
 TARGET_TOKENIZER = "target_tokenizer.json"
-TARGET_VOCAB_SIZE = "target_vocab_size"  # field of tokenizer_config.json, if the target side has further ids
+TARGET_VOCAB_SIZE = "target_vocab_size"  # field of tokenizer_config.json that tells of a target side
 
 
 class TwoSidedTokenizer(PreTrainedTokenizerFast):
@@ -25,18 +25,18 @@ class TwoSidedTokenizer(PreTrainedTokenizerFast):
     Args:
         source (`PreTrainedTokenizerFast`): Tokenizer of the source side.
         target (`tokenizers.Tokenizer`): Segmentation of the target side, which has the settings of the source side.
-        target_vocab_size (`int`, *optional*): Tokens of the model's output. Higher ids of the target side, those of
-            pieces that the vocabulary lacks, become the unknown token.
+        target_vocab_size (`int`): Tokens that the model writes. Higher ids of the target side, those of pieces that
+            the vocabulary lacks, become the unknown token.
 
     Raises:
-        ValueError: A special token has different ids on both sides.
+        ValueError: The target side has fewer tokens, or a special token has different ids on both sides.
     """
 
-    def __init__(self, source: PreTrainedTokenizerFast, target: Tokenizer, target_vocab_size: int | None = None):
+    def __init__(self, source: PreTrainedTokenizerFast, target: Tokenizer, target_vocab_size: int):
         settings = {name: value for name, value in source.init_kwargs.items() if name not in source.vocab_files_names}
-        if target_vocab_size is not None:
-            settings[TARGET_VOCAB_SIZE] = target_vocab_size
-        super().__init__(tokenizer_object=source.backend_tokenizer, **settings)
+        super().__init__(
+            tokenizer_object=source.backend_tokenizer, **{**settings, TARGET_VOCAB_SIZE: target_vocab_size}
+        )
         names = ("model_max_length", "model_input_names", "padding_side", "truncation_side", "split_special_tokens")
         self.target_side = PreTrainedTokenizerFast(
             tokenizer_object=target,
@@ -46,15 +46,15 @@ class TwoSidedTokenizer(PreTrainedTokenizerFast):
         self.target_side.backend_tokenizer.no_padding()  # a saved tokenizer remembers its last call
         self.target_side.backend_tokenizer.no_truncation()
         self.target_vocab_size = target_vocab_size
+        if not isinstance(target_vocab_size, int) or not 0 < target_vocab_size <= len(self.target_side):
+            raise ValueError(
+                f"{TARGET_VOCAB_SIZE}: expected a number up to {len(self.target_side)}, the tokens of "
+                f"{TARGET_TOKENIZER}, found {target_vocab_size!r}."
+            )
         for token in self.all_special_tokens:
             ids = [side.convert_tokens_to_ids(token) for side in (self, self.target_side)]
             if ids[0] != ids[1]:
                 raise ValueError(f"{TARGET_TOKENIZER}: {token}: expected the id {ids[0]}, found {ids[1]}.")
-
-    @property
-    def target_ids(self) -> int:
-        """Number of ids that an encoded translation can have."""
-        return self.target_vocab_size or len(self.target_side)
 
     def __call__(self, text=None, text_pair=None, text_target=None, text_pair_target=None, **options) -> BatchEncoding:
         """Encode sources, given translations, or both, which gives `labels`; see `PreTrainedTokenizerBase`."""
@@ -72,13 +72,13 @@ class TwoSidedTokenizer(PreTrainedTokenizerFast):
 
     def _replace_unknown(self, ids) -> None:
         """Replace, in place, the ids that the model's output lacks. `ids` is a list, a list of lists or an array."""
-        if self.target_ids == len(self.target_side):
+        if self.target_vocab_size == len(self.target_side):
             return
         if not isinstance(ids, list):
-            ids[ids >= self.target_ids] = self.unk_token_id
+            ids[ids >= self.target_vocab_size] = self.unk_token_id
             return
         for row in ids if ids and isinstance(ids[0], list) else [ids]:
-            row[:] = [token if token < self.target_ids else self.unk_token_id for token in row]
+            row[:] = [token if token < self.target_vocab_size else self.unk_token_id for token in row]
 
     def save_pretrained(self, save_directory, **kwargs) -> tuple[str, ...]:
         """Save both sides. `tokenizer_config.json` names the class of the source side, which needs no code."""
@@ -96,4 +96,4 @@ def definition(tokenizer: PreTrainedTokenizerBase) -> str:
     source = tokenizer.backend_tokenizer.to_str()
     if not isinstance(tokenizer, TwoSidedTokenizer):
         return source
-    return json.dumps([source, tokenizer.target_side.backend_tokenizer.to_str(), tokenizer.target_ids])
+    return json.dumps([source, tokenizer.target_side.backend_tokenizer.to_str(), tokenizer.target_vocab_size])

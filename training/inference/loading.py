@@ -60,7 +60,7 @@ def find_checkpoint(name: str | Path) -> Path:
         folder = Path(cached_file(source, CONFIG)).parent
     except OSError as error:
         raise OSError(missing_checkpoint(name, error)) from error
-    for file in (GENERATION, TOKENIZER, TARGET_TOKENIZER, TOKENIZER_CONFIG):
+    for file in (GENERATION, TOKENIZER, TOKENIZER_CONFIG):
         with contextlib.suppress(OSError):  # the repository may lack it
             cached_file(source, file)
     return folder
@@ -159,9 +159,8 @@ def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrai
     try:
         with one_line_errors(folder / TOKENIZER_CONFIG if folder.is_dir() else name):
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
-            if (target := _target_side(folder)) is not None:
-                size = tokenizer.init_kwargs.get(TARGET_VOCAB_SIZE)
-                tokenizer = TwoSidedTokenizer(tokenizer, Tokenizer.from_file(target), size)
+            if (size := tokenizer.init_kwargs.get(TARGET_VOCAB_SIZE)) is not None:
+                tokenizer = TwoSidedTokenizer(tokenizer, _target_side(folder), size)
             tokenizer.pad(tokenizer(["a", "a b c"]), return_tensors="pt")  # some invalid fields fail only in use
     except (OSError, ValueError) as error:
         if folder.is_dir() and not (folder / TOKENIZER).is_file() and TRUST not in str(error):
@@ -172,19 +171,25 @@ def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrai
     return tokenizer
 
 
-def _target_side(name: Path) -> str | None:
-    """Path of the `target_tokenizer.json` of a folder or Hub repository, `None` if there is none."""
-    if name.is_dir():
-        return str(name / TARGET_TOKENIZER) if (name / TARGET_TOKENIZER).is_file() else None
-    with contextlib.suppress(OSError):
-        return cached_file(str(name), TARGET_TOKENIZER)
-    return None
+def _target_side(folder: Path) -> Tokenizer:
+    """Read the `target_tokenizer.json` of a folder or Hub repository.
+
+    Raises:
+        OSError: There is none.
+    """
+    path = folder / TARGET_TOKENIZER
+    if folder.is_dir() and not path.is_file():
+        raise FileNotFoundError(
+            f"{folder / TOKENIZER_CONFIG}: {TARGET_VOCAB_SIZE}: expected {TARGET_TOKENIZER} beside it, which segments "
+            "given translations, found none. Copy it from the original checkpoint."
+        )
+    return Tokenizer.from_file(str(path if folder.is_dir() else cached_file(str(folder), TARGET_TOKENIZER)))
 
 
 def missing_tokenizer(folder: Path) -> str:
     """Message about a folder without a tokenizer. Suggests that of the run."""
     source = folder.resolve().parent
-    hint = f" {source} has one: copy its tokenizer*.json." if (source / TOKENIZER).is_file() else ""
+    hint = f" {source} has one: copy its *tokenizer*.json." if (source / TOKENIZER).is_file() else ""
     return f"{folder}: no tokenizer: expected {TOKENIZER} and {TOKENIZER_CONFIG}.{hint}"
 
 
@@ -227,10 +232,10 @@ def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTok
     if (largest := max(tokenizer.get_vocab().values())) >= size:
         raise ValueError(f"{name}: {TOKENIZER}: expected ids of the model's {size} tokens, found {largest}.")
     written = model.config.vocab_size
-    if isinstance(tokenizer, TwoSidedTokenizer) and tokenizer.target_ids > written:
+    if isinstance(tokenizer, TwoSidedTokenizer) and tokenizer.target_vocab_size > written:
         raise ValueError(
-            f"{name}: {TARGET_TOKENIZER}: expected ids of the model's {written} tokens, found "
-            f"{tokenizer.target_ids - 1}."
+            f"{name}: {TOKENIZER_CONFIG}: {TARGET_VOCAB_SIZE}: expected at most the model's {written} tokens, found "
+            f"{tokenizer.target_vocab_size}."
         )
 
 

@@ -13,7 +13,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.configuration_vaswani import TABLE_3
 
 from ..data.tokenizer import parts_of_new_tokens
-from ..data.two_sided_tokenizer import TARGET_TOKENIZER, TwoSidedTokenizer
+from ..data.two_sided_tokenizer import TARGET_TOKENIZER, TARGET_VOCAB_SIZE, TwoSidedTokenizer
 from ..inference.checkpoint_files import check_folder
 from ..inference.loading import available_copy, load_tokenizer, missing_checkpoint
 from ..inference.loading import load_model as load_checked
@@ -98,9 +98,10 @@ def load_model(model_args: ModelArguments, folder: Path) -> VaswaniForConditiona
     own, size = load_tokenizer(folder, model_args.trust_remote_code), config.source_vocab_size or config.vocab_size
     if (largest := max(own.get_vocab().values())) >= size:
         raise ValueError(f"{folder}: the tokenizer has an id {largest}, but the model {size} embeddings.")
-    if isinstance(own, TwoSidedTokenizer) and own.target_ids > config.vocab_size:
+    if isinstance(own, TwoSidedTokenizer) and own.target_vocab_size > config.vocab_size:
         raise ValueError(
-            f"{folder}: {TARGET_TOKENIZER} has an id {own.target_ids - 1}, but the model {config.vocab_size} tokens."
+            f"{folder}: {TARGET_VOCAB_SIZE} of the tokenizer is {own.target_vocab_size}, but the model has "
+            f"{config.vocab_size} tokens."
         )
     return load_checked(
         folder,
