@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> None:
         if not args.tokens:
             print(f"{sum(numbers):.4f}")
             continue
-        tokens = [[texts[token], round(number, 4)] for token, number in zip(tokenizer(text)["input_ids"], numbers)]
+        ids = tokenizer(text_target=text)["input_ids"]
+        tokens = [[texts[token], round(number, 4)] for token, number in zip(ids, numbers)]
         line = {"log_probability": round(sum(numbers), 4), "tokens": tokens}
         print(json.dumps(line, ensure_ascii=False, allow_nan=False))
     sys.stdout.flush()

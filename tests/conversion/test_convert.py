@@ -65,7 +65,7 @@ def test_text_is_translated_as_by_the_original_from_its_sentencepiece_files(is_c
     assert convert(folder, tmp_path / "converted") == 0
     printed = capsys.readouterr().out
     assert "8 of 8 translations are equal" in printed and "Tokenizer converted" in printed
-    assert "given translations are segmented by source.spm" in printed
+    assert "target_tokenizer.json: ids of the given texts: 8 of 8 equal" in printed
     config = json.loads((tmp_path / "converted" / "config.json").read_text(encoding="utf-8"))
     assert (config["source_vocab_size"] is None) == is_complete
 

@@ -1,57 +1,14 @@
 import json
 import os
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import FSMTForConditionalGeneration
 
+from support.fairseq_files import settings_of, weights_of
 from support.foreign_models import fsmt_model, padded_batch, relative_difference
 from training.conversion.fairseq import read
-
-
-def settings_of(fsmt: FSMTForConditionalGeneration, **changes) -> Namespace:
-    config = fsmt.config
-    stacks = {
-        f"{stack}_{name}": value
-        for stack in ("encoder", "decoder")
-        for name, value in (
-            ("embed_dim", config.d_model),
-            ("layers", config.encoder_layers),
-            ("attention_heads", config.encoder_attention_heads),
-            ("ffn_embed_dim", config.encoder_ffn_dim),
-            ("normalize_before", False),
-            ("learned_pos", False),
-        )
-    }
-    rest = {"source_lang": "en", "target_lang": "de", "activation_fn": "relu", "max_source_positions": 64}
-    return Namespace(**{**stacks, **rest, **changes})
-
-
-def weights_of(fsmt: FSMTForConditionalGeneration, old: bool = False) -> dict[str, torch.Tensor]:
-    """Weights under fairseq's names: those of the time of FSMT, or older ones."""
-    weights = {
-        name.removeprefix("model."): weight
-        for name, weight in fsmt.state_dict().items()
-        if "embed_positions" not in name
-    }
-    weights |= {"encoder.version": torch.tensor([3.0]), "encoder.embed_positions._float_tensor": torch.zeros(1)}
-    if not old:
-        return weights
-    norms = {"encoder": ["self_attn_layer_norm", "final_layer_norm"]}
-    norms["decoder"] = ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"]
-    result = {}
-    for name, weight in weights.items():
-        stack, last = name.split(".")[0], name.rsplit(".", 1)[-1]
-        if "q_proj" in name:
-            parts = [weights[name.replace("q_proj", letter)] for letter in ("q_proj", "k_proj", "v_proj")]
-            result[name.replace(f"q_proj.{last}", f"in_proj_{last}")] = torch.cat(parts)
-        elif "k_proj" not in name and "v_proj" not in name:
-            for number, norm in enumerate(norms[stack]):
-                name = name.replace(norm, f"layer_norms.{number}") if f".{norm}." in name else name
-            result[name.replace("decoder.output_projection.weight", "decoder.embed_out")] = weight
-    return result
 
 
 def write_folder(folder: Path, fsmt: FSMTForConditionalGeneration, old: bool = False, **changes) -> None:

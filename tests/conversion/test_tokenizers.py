@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, MarianTokenizer
 
+from support.fairseq_files import TOKENS, write_fsmt
 from support.sentencepiece_models import CODES, vocabulary, write_json, write_marian
 from training.conversion.tokenizers import HARD_STRINGS, convert_tokenizer
 from training.demo_data import generate_pairs
@@ -195,12 +196,12 @@ def test_pieces_without_an_id_need_rows_of_their_own(tmp_path):
     write_json(folder / "vocab.json", renumbered)
     with pytest.raises(ValueError, match=r"source\.spm: .*found 1 .*'▁the'"):
         convert_tokenizer(folder)
-    converted, report = convert_tokenizer(folder, ENGLISH[:100], GERMAN[:100], own_source_rows=True)
+    converted, report = convert_tokenizer(folder, ENGLISH[:100], GERMAN[:100], own_rows=True)
     assert report.equal
-    assert report.source_rows == [*range(last + 1), renumbered["<unk>"]]
+    assert report.rows == [*range(last + 1), renumbered["<unk>"]]
     expected = MarianTokenizer.from_pretrained(folder)(list(ENGLISH[:100])).input_ids
     found = converted(list(ENGLISH[:100])).input_ids
-    assert [[report.source_rows[i] for i in line] for line in found] == expected != found
+    assert [[report.rows[i] for i in line] for line in found] == expected != found
 
 
 def test_separate_vocabularies_need_rows_of_their_own(tmp_path):
@@ -213,11 +214,11 @@ def test_separate_vocabularies_need_rows_of_their_own(tmp_path):
     write_json(folder / "tokenizer_config.json", {"separate_vocabs": True})
     with pytest.raises(ValueError, match="expected one vocabulary"):
         convert_tokenizer(folder)
-    converted, report = convert_tokenizer(folder, ENGLISH[:100], GERMAN[:100], own_source_rows=True)
+    converted, report = convert_tokenizer(folder, ENGLISH[:100], GERMAN[:100], own_rows=True)
     assert report.equal
     original = MarianTokenizer.from_pretrained(folder)
     found = converted(list(ENGLISH[:100])).input_ids
-    assert [[report.source_rows[i] for i in line] for line in found] == original(list(ENGLISH[:100])).input_ids
+    assert [[report.rows[i] for i in line] for line in found] == original(list(ENGLISH[:100])).input_ids
     targets = original(text_target=list(GERMAN[:100])).input_ids
     assert converted.batch_decode(targets, skip_special_tokens=True) == list(GERMAN[:100])
 
@@ -293,19 +294,6 @@ def test_a_missing_sentencepiece_is_named(marian, monkeypatch):
         convert_tokenizer(marian)
 
 
-MERGES = ["l o", "lo w</w>", "e r</w>", "lo w", "n e", "ne w", "new er</w>"]
-TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "l", "o", "w", "w</w>", "e", "r</w>", "n", "lo", "low</w>", "er</w>"]
-TOKENS += ["low", "ne", "new", "newer</w>", "o</w>", "d</w>"]
-
-
-def write_fsmt(folder: Path, source: list[str] = TOKENS, target: list[str] = TOKENS) -> Path:
-    (folder / "merges.txt").write_text("".join(f"{merge} 1\n" for merge in MERGES), encoding="utf-8")
-    for name, tokens in (("src", source), ("tgt", target)):
-        write_json(folder / f"vocab-{name}.json", {token: i for i, token in enumerate(tokens)})
-    write_json(folder / "tokenizer_config.json", {"langs": ["en", "de"], "tokenizer_class": "FSMTTokenizer"})
-    return folder
-
-
 def test_bpe_codes_segment_words_between_spaces(tmp_path):
     pytest.importorskip("sacremoses", reason="sacremoses is in the extra dev")
     converted, report = convert_tokenizer(write_fsmt(tmp_path), ["low lower newer now", "x"], ["newer low"])
@@ -316,7 +304,7 @@ def test_bpe_codes_segment_words_between_spaces(tmp_path):
         == "low lower newer now"
     )
     assert (converted.pad_token_id, converted.bos_token_id, converted.eos_token_id) == (1, 0, 2)
-    assert report.equal and report.source_rows is None
+    assert report.equal and report.rows is None
 
 
 def test_bpe_codes_with_tokens_without_an_id_need_rows_of_their_own(tmp_path):
@@ -325,9 +313,9 @@ def test_bpe_codes_with_tokens_without_an_id_need_rows_of_their_own(tmp_path):
     folder = write_fsmt(tmp_path, source, source)
     with pytest.raises(ValueError, match=r"merges\.txt: .*found 1 .*'low</w>'"):
         convert_tokenizer(folder)
-    converted, report = convert_tokenizer(folder, ["low lower"], ["newer"], own_source_rows=True)
+    converted, report = convert_tokenizer(folder, ["low lower"], ["newer"], own_rows=True)
     assert report.equal
-    rows = [report.source_rows[i] for i in converted("low lower").input_ids]
+    rows = [report.rows[i] for i in converted("low lower").input_ids]
     assert [source[row] for row in rows] == ["<unk>", "low", "er</w>", "</s>"]
 
 
@@ -337,9 +325,9 @@ def test_bpe_codes_with_separate_vocabularies_need_rows_of_their_own(tmp_path):
     folder = write_fsmt(tmp_path, TOKENS, target)
     with pytest.raises(ValueError, match="expected one vocabulary"):
         convert_tokenizer(folder)
-    converted, report = convert_tokenizer(folder, ["low lower"], ["newer low"], own_source_rows=True)
+    converted, report = convert_tokenizer(folder, ["low lower"], ["newer low"], own_rows=True)
     assert report.equal
-    rows = [report.source_rows[i] for i in converted("low lower").input_ids]
+    rows = [report.rows[i] for i in converted("low lower").input_ids]
     assert [TOKENS[row] for row in rows] == ["low</w>", "low", "er</w>", "</s>"]
     assert converted.decode([target.index("newer</w>"), target.index("low</w>")]) == "newer low"
 

@@ -17,7 +17,7 @@ from ..inference.checkpoint_files import one_line_errors
 from .agreement import Conversion
 from .fields import check_equal, check_fields
 from .fsmt import from_fsmt
-from .tokenizer_files import tokenizer_files
+from .tokenizer_files import CODES, tokenizer_files
 from .weights import load_exactly
 
 
@@ -40,7 +40,8 @@ def read(folder: Path) -> Conversion:
     """Convert a checkpoint of fairseq.
 
     Args:
-        folder (`Path`): Folder with one `.pt` and the dictionaries of both languages.
+        folder (`Path`): Folder with one `.pt` and the dictionaries of both languages. BPE codes, `bpecodes` or `code`,
+            are kept if they are there.
 
     Raises:
         ValueError: The model has no equal here, or a file is malformed or holds more than weights. The message names
@@ -69,7 +70,9 @@ def read(folder: Path) -> Conversion:
         f"vocab-{side}": _read_dictionary(folder / f"dict.{lang}.txt", size)
         for side, lang, size in zip(("src", "tgt"), langs, (fsmt.config.src_vocab_size, fsmt.config.tgt_vocab_size))
     }
-    return Conversion(from_fsmt(fsmt), fsmt, tokenizer_files(folder, "FSMTTokenizer", **vocabularies))
+    files = tokenizer_files(folder, "FSMTTokenizer", {"langs": langs}, **vocabularies)
+    files |= {name: (folder / name).read_bytes() for name in CODES if (folder / name).is_file()}
+    return Conversion(from_fsmt(fsmt), fsmt, files)
 
 
 def renamed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -90,12 +90,11 @@ def recognise(folder: Path, formats: tuple[str, ...], wanted: str | None = None)
     raise ValueError(f"{folder}: expected a {CONFIG}, a .npz of Marian or a .pt of fairseq, found none.")
 
 
-def write_checked(conversion: Conversion, folder: Path, partial: Path, record: dict) -> tuple[Agreement, str, str]:
+def write_checked(conversion: Conversion, partial: Path, record: dict) -> tuple[Agreement, str, str]:
     """Write a converted model as a checkpoint, and compare it with the original one.
 
     Args:
         conversion (`Conversion`): Model, reference and tokenizer files.
-        folder (`Path`): The original checkpoint.
         partial (`Path`): Empty folder to write into.
         record (`dict`): Origin of the model, for `converted_from.json`, which also gets the agreement and the facts of
             `describe_original`.
@@ -106,17 +105,16 @@ def write_checked(conversion: Conversion, folder: Path, partial: Path, record: d
     Raises:
         ValueError: The models disagree, or the tokenizer does not fit.
     """
-    model, rows = conversion.model, None
-    tokenizer, report, outcome = one_fast_tokenizer(folder)
+    model = conversion.model
+    tokenizer, rows, files, outcome = one_fast_tokenizer(conversion.tokenizer_files)
     if tokenizer is not None:
         tokenizer.save_pretrained(partial)
-        if (rows := report.source_rows) is not None:
-            model = with_source_rows(model, rows)
+        model = model if rows is None else with_source_rows(model, rows)
         measured_on = "text"
     else:
-        for name, content in conversion.tokenizer_files.items():
+        for name, content in files.items():
             (partial / name).write_bytes(content)
-        tokenizer, measured_on = _load_tokenizer(partial, bool(conversion.tokenizer_files))
+        tokenizer, measured_on = _load_tokenizer(partial, bool(files))
     if tokenizer is not None:
         check_vocabulary(record["source"], model, tokenizer)
     batch = example_batch(model, tokenizer)

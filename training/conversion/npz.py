@@ -67,7 +67,8 @@ def read(folder: Path, as_trained: bool = False) -> Conversion:
     with one_line_errors(path):
         marian, names = _to_marian_mt(arrays, settings, vocabularies, decoder, path)
         model, reference = convert(marian, path, as_trained)
-    return Conversion(model, reference, tokenizer_files(folder, "MarianTokenizer", **names))
+    settings = {"separate_vocabs": True} if len(names) == 2 else {}
+    return Conversion(model, reference, tokenizer_files(folder, "MarianTokenizer", settings, **names))
 
 
 def _only(paths: list[Path], expected: str) -> Path:

@@ -1,32 +1,45 @@
 """Tokenizers of other toolkits: a fast one in their place, or their files, kept beside converted weights."""
 
 import json
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
-from ..inference.checkpoint_files import TOKENIZER_CONFIG, TOKENIZER_FILES, read_object
+from ..data.two_sided_tokenizer import TARGET_TOKENIZER
+from ..inference.checkpoint_files import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES, one_line_errors, read_object
 from .agreement import SENTENCES
-from .tokenizers import TokenizerReport, convert_tokenizer
+from .tokenizers import convert_tokenizer, read_codes, with_target_side
 
 
-CONVERTIBLE = ("source.spm", "merges.txt")  # each in the folders of one kind of tokenizer
+MERGES = "merges.txt"
+CONVERTIBLE = ("source.spm", MERGES)  # each in the folders of one kind of tokenizer
+CODES = ("bpecodes", "code")  # of fairseq, as its own loader names them
+# Vocabularies, and what segments text for them.
+SEGMENTATIONS = {
+    "vocab.json": "source.spm and target.spm",
+    "vocab-src.json": f"{MERGES}, {' or '.join(CODES)}",
+}
 
 ORIGINALS = (
     "source.spm",
     "target.spm",
     "vocab.json",
     "target_vocab.json",
-    "merges.txt",
+    MERGES,
     "vocab-src.json",
     "vocab-tgt.json",
 )
 
 
-def tokenizer_files(folder: Path, tokenizer_class: str, **vocabularies: dict[str, int]) -> dict[str, bytes]:
+def tokenizer_files(
+    folder: Path, tokenizer_class: str, defaults: dict[str, Any] | None = None, **vocabularies: dict[str, int]
+) -> dict[str, bytes]:
     """Contents of the tokenizer's files in a checkpoint, by name.
 
     `tokenizer_config.json` gets the name of the tokenizer's class, which `AutoTokenizer` cannot tell from a Vaswani
@@ -35,6 +48,7 @@ def tokenizer_files(folder: Path, tokenizer_class: str, **vocabularies: dict[str
     Args:
         folder (`Path`): The checkpoint.
         tokenizer_class (`str`): Class of transformers that reads the files.
+        defaults (`dict`, *optional*): Further fields of `tokenizer_config.json`, if it lacks them.
         **vocabularies: Ids by token that the checkpoint has in another form, to write as `NAME.json`.
     """
     names = [name for name in (*TOKENIZER_FILES, *ORIGINALS) if (folder / name).is_file()]
@@ -44,29 +58,78 @@ def tokenizer_files(folder: Path, tokenizer_class: str, **vocabularies: dict[str
     if not files:
         return {}
     settings = read_object(folder / TOKENIZER_CONFIG) if TOKENIZER_CONFIG in files else {}
-    settings = {"tokenizer_class": tokenizer_class, **settings}
+    settings = {"tokenizer_class": tokenizer_class, **(defaults or {}), **settings}
     return {**files, TOKENIZER_CONFIG: json.dumps(settings, indent=2, ensure_ascii=False).encode("utf-8")}
 
 
-def one_fast_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast | None, TokenizerReport | None, str]:
-    """Convert the tokenizer of a checkpoint to one that needs no other package.
+class TokenizerConversion(NamedTuple):
+    """A checkpoint's tokenizer, converted or kept."""
 
-    Returns:
-        The tokenizer and its report, or `None` for both if the original's files have to be kept; and what was found.
+    tokenizer: PreTrainedTokenizerFast | None  # `None` if the files have to be kept
+    source_rows: list[int] | None  # see `TokenizerReport`
+    files: dict[str, bytes]  # of the original, by name
+    outcome: str  # for people
+
+
+def one_fast_tokenizer(files: dict[str, bytes]) -> TokenizerConversion:
+    """Convert the tokenizer of a checkpoint to one that needs no other package, with a target side of its own where
+    source and target have different pieces.
+
+    Args:
+        files (`dict`): From `tokenizer_files`.
     """
-    if not any((folder / name).is_file() for name in CONVERTIBLE):
-        return None, None, "kept as it is"
-    try:
-        tokenizer, report = convert_tokenizer(folder, SENTENCES, SENTENCES, own_source_rows=True)
-    except (ImportError, ValueError) as error:
-        return None, None, f"kept as it is: {error}"
+    if not any(name in files for name in (*CONVERTIBLE, *CODES)):
+        return TokenizerConversion(None, None, files, _missing(files))
+    with TemporaryDirectory() as scratch:
+        try:
+            files = with_merges(files)
+            for name, content in files.items():
+                Path(scratch, name).write_bytes(content)
+            tokenizer, rows, found, is_equal = _convert(Path(scratch), files)
+        except (ImportError, ValueError) as error:
+            reason = str(error).replace(f"{scratch}{os.sep}", "").replace(scratch, "tokenizer")
+            return TokenizerConversion(None, None, files, f"kept as it is: {reason}")
+    if MERGES in files:
+        found += "; expects text that is tokenised by Moses' rules (sacremoses), and returns such text"
+    if not is_equal:
+        return TokenizerConversion(None, None, files, f"kept as it is: {found}")
+    return TokenizerConversion(tokenizer, rows, files, f"converted: {found}")
+
+
+def _missing(files: dict[str, bytes]) -> str:
+    """What a vocabulary without a segmentation lacks, if the files are such a one."""
+    for vocabulary, segmentation in SEGMENTATIONS.items():
+        if vocabulary in files and TOKENIZER not in files:
+            return f"kept as it is: it cannot read text: found {vocabulary}, but no {segmentation}"
+    return "kept as it is"
+
+
+def with_merges(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files with `merges.txt` of fairseq's BPE codes, in the form that FSMT's tokenizer reads.
+
+    Raises:
+        ValueError: The codes are malformed, or of a kind that cannot be converted.
+    """
+    name = next((name for name in CODES if name in files), None)
+    if name is None or MERGES in files:
+        return files
+    with one_line_errors(name):
+        merges = read_codes(files[name].decode("utf-8"), name)
+    text = "".join(f"{left} {right}\n" for left, right in merges)
+    return {**{other: content for other, content in files.items() if other != name}, MERGES: text.encode("utf-8")}
+
+
+def _convert(folder: Path, files: dict[str, bytes]) -> tuple[PreTrainedTokenizerFast, list[int] | None, str, bool]:
+    """Convert both sides: tokenizer, source rows, what the comparison found, and whether the given texts agree."""
+    tokenizer, report = convert_tokenizer(folder, SENTENCES, SENTENCES, own_rows=True)
     found = f"{report.lines}; {report.hard_strings}; {report.decoded}"
-    if report.lines.different or report.decoded.different:
-        return None, None, f"kept as it is: {found}"
-    sides = [folder / f"{side}.spm" for side in ("source", "target")]
-    if all(path.is_file() for path in sides) and sides[0].read_bytes() != sides[1].read_bytes():
-        found += "; given translations are segmented by source.spm too"
-    return tokenizer, report, f"converted: {found}"
+    is_equal = not (report.lines.different or report.decoded.different)
+    if report.rows is None and files.get("source.spm") == files.get("target.spm"):
+        return tokenizer, None, found, is_equal
+    target, by_target = convert_tokenizer(folder, SENTENCES, SENTENCES, side="target", own_rows=True)
+    found += f"; given translations by {TARGET_TOKENIZER}: {by_target.lines}; {by_target.hard_strings}"
+    joined = with_target_side(tokenizer, target, by_target.rows)
+    return joined, report.rows, found, is_equal and not by_target.lines.different
 
 
 @torch.no_grad()

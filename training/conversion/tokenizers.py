@@ -14,12 +14,19 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE, Unigram
 from transformers import FSMTTokenizer, MarianTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..data.two_sided_tokenizer import TwoSidedTokenizer
 from ..json_records import read_record
 
 
 WORD = "▁"  # SentencePiece's space
 END_OF_WORD = "</w>"
+VERSION = "#version:"  # begins the codes of subword-nmt
 BREAK = "\ufff0"  # an unassigned code point that ends a grapheme; no text has it
+SETTINGS = {
+    "model_input_names": ["input_ids", "attention_mask"],
+    "clean_up_tokenization_spaces": False,
+    "split_special_tokens": True,  # "</s>" in the input text is plain text, not the end token
+}
 NFKC = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")  # normalisations of SentencePiece
 
 # Texts on which normalisers and segmentations tend to differ.
@@ -109,15 +116,16 @@ class TokenizerReport:
         lines: Ids of the given texts.
         hard_strings: Ids of `HARD_STRINGS`.
         decoded: Text of every single id of the vocabulary, and of the ids of the given target texts.
-        source_rows: For each id of the tokenizer, the row of the original encoder's embedding that it stands for, if
-            these are not the same. The converted encoder then needs an embedding of its own with these rows,
-            `source_vocab_size = len(source_rows)`; the decoder's ids are the original ones.
+        rows: For each id of the tokenizer, the row of the original embedding that it stands for, if these are not
+            the same. For sources, the converted encoder then needs an embedding of its own with these rows,
+            `source_vocab_size = len(rows)`; the decoder's ids are the original ones. For translations, the ids behind
+            those of the vocabulary stand for `<unk>`.
     """
 
     lines: Comparison
     hard_strings: Comparison
     decoded: Comparison
-    source_rows: list[int] | None = None
+    rows: list[int] | None = None
 
     @property
     def equal(self) -> bool:
@@ -130,7 +138,7 @@ def convert_tokenizer(
     sources: Iterable[str] = (),
     targets: Iterable[str] = (),
     side: Literal["source", "target"] = "source",
-    own_source_rows: bool = False,
+    own_rows: bool = False,
 ) -> tuple[PreTrainedTokenizerFast, TokenizerReport]:
     """Convert the tokenizer of a MarianMT or FSMT checkpoint, and compare it with the original one.
 
@@ -151,10 +159,10 @@ def convert_tokenizer(
             vocab-tgt.json.
         sources (`Iterable[str]`), targets (`Iterable[str]`): Texts to compare both tokenizers on.
         side (`str`): The language to encode, "source" or "target".
-        own_source_rows (`bool`): Accept a tokenizer whose ids are not those of the original encoder. The caller must
-            then build the encoder's embedding from `source_rows` of the report. Two kinds of checkpoints need it:
-            those with separate vocabularies, and those whose segmentation yields pieces that are not in the
-            vocabulary, which the original maps to `<unk>`.
+        own_rows (`bool`): Accept a tokenizer whose ids are not those of the original. The caller must then build the
+            encoder's embedding from `rows` of the report, or replace ids of a translation by them. Two kinds of
+            checkpoints need it: those with separate vocabularies, and those whose segmentation yields pieces that are
+            not in the vocabulary, which the original maps to `<unk>`.
 
     Returns:
         The tokenizer, and a `TokenizerReport`. The caller decides whether differences are acceptable.
@@ -164,7 +172,7 @@ def convert_tokenizer(
         ImportError: SentencePiece or sacremoses is not installed.
     """
     convert = _convert_fsmt if (folder / "merges.txt").is_file() else _convert_marian
-    return convert(folder, list(sources), list(targets), side, own_source_rows)
+    return convert(folder, list(sources), list(targets), side, own_rows)
 
 
 def from_sentencepiece(model: "SentencePieceModel", ids: dict[str, int], special: dict[str, str]) -> Tokenizer:
@@ -236,6 +244,33 @@ def from_bpe_codes(merges: list[tuple[str, str]], ids: dict[str, int], special: 
     return tokenizer
 
 
+def read_codes(text: str, place: str) -> list[tuple[str, str]]:
+    """Merges of BPE codes: those of fastBPE, a line `left right count`, or of subword-nmt, `left right`.
+
+    Args:
+        text (`str`): Content of the file.
+        place (`str`): Name of the file, for messages.
+
+    Raises:
+        ValueError: A line is malformed, or the codes are of subword-nmt's first version, in which the end of a word
+            is a token of its own.
+    """
+    lines = text.splitlines()
+    first = 1 if lines and lines[0].startswith(VERSION) else 0
+    merges = []
+    for number, line in enumerate(lines[first:], start=first + 1):
+        left, *rest = line.split(" ") if line.strip() else [""]
+        if not (left and rest and rest[0]) or len(rest) > 2 or not all(count.isdigit() for count in rest[1:]):
+            raise ValueError(f"{place}, line {number}: expected a pair of tokens and perhaps a count, found {line!r}.")
+        if rest[0] == END_OF_WORD:
+            raise ValueError(
+                f"{place}, line {number}: found the token {END_OF_WORD!r}; expected codes of fastBPE, or of "
+                f"subword-nmt's version 0.2, whose tokens end in it."
+            )
+        merges.append((left, rest[0]))
+    return merges
+
+
 class SentencePieceModel(NamedTuple):
     """Segmentation of a .spm file: the score of each piece, and the compiled table of characters."""
 
@@ -292,7 +327,7 @@ def _unsupported(model, scores: dict[str, float]) -> Iterator[tuple[bool, str]]:
         yield not characters.issuperset(piece), f"a piece, {piece!r}, of a character that is no piece,"
 
 
-def _convert_marian(folder, sources, targets, side, own_source_rows):
+def _convert_marian(folder, sources, targets, side, own_rows):
     files = {name: folder / name for name in ("source.spm", "target.spm", "vocab.json")}
     settings = folder / "tokenizer_config.json"
     if settings.is_file() and read_record(settings).get("separate_vocabs"):
@@ -312,7 +347,7 @@ def _convert_marian(folder, sources, targets, side, own_source_rows):
     if side == "target":
         read = written
     ids, rows = _join_vocabularies(read, written, model.scores, original.unk_token)
-    if rows is not None and (side == "target" or not own_source_rows):
+    if rows is not None and not own_rows:
         raise ValueError(_reason(files[f"{side}.spm"], read, written, model.scores))
     tokenizer = _wrap(from_sentencepiece(model, ids, special), original, special)
 
@@ -330,7 +365,7 @@ def _convert_marian(folder, sources, targets, side, own_source_rows):
     )
 
 
-def _convert_fsmt(folder, sources, targets, side, own_source_rows):
+def _convert_fsmt(folder, sources, targets, side, own_rows):
     files = {name: folder / name for name in ("merges.txt", "vocab-src.json", "vocab-tgt.json")}
     _check_files(files.values())
     try:
@@ -348,10 +383,10 @@ def _convert_fsmt(folder, sources, targets, side, own_source_rows):
     read, written = vocabularies.values()
     if side == "target":
         read = written
-    merges = sorted(original.bpe_ranks, key=original.bpe_ranks.get)
+    merges = [merge for merge in sorted(original.bpe_ranks, key=original.bpe_ranks.get) if merge[0] != VERSION]
     pieces = dict.fromkeys(token for left, right in merges for token in (left, right, left + right))
     ids, rows = _join_vocabularies(read, written, pieces, original.unk_token)
-    if rows is not None and (side == "target" or not own_source_rows):
+    if rows is not None and not own_rows:
         raise ValueError(_reason(files["merges.txt"], read, written, pieces))
     tokenizer = _wrap(from_bpe_codes(merges, ids, special), original, special)
 
@@ -425,13 +460,21 @@ def _end_with(token: str, ids: dict[str, int]) -> processors.PostProcessor:
 
 def _wrap(tokenizer: Tokenizer, original: PreTrainedTokenizerBase, special: dict[str, str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        **special,
-        model_max_length=original.model_max_length,
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        split_special_tokens=True,  # "</s>" in the input text is plain text, not the end token
+        tokenizer_object=tokenizer, **special, model_max_length=original.model_max_length, **SETTINGS
     )
+
+
+def with_target_side(
+    source: PreTrainedTokenizerFast, target: PreTrainedTokenizerFast, rows: list[int] | None
+) -> TwoSidedTokenizer:
+    """Join the tokenizers of both sides.
+
+    Args:
+        source, target (`PreTrainedTokenizerFast`): From `convert_tokenizer`.
+        rows (`list[int]`, *optional*): Those of the target's report.
+    """
+    size = next((token for token, row in enumerate(rows or []) if token != row), len(target))
+    return TwoSidedTokenizer(source, target.backend_tokenizer, size)
 
 
 def _character_map(compiled: bytes) -> list[normalizers.Normalizer]:

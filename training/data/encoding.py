@@ -11,6 +11,7 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from .readers import DataError
+from .two_sided_tokenizer import definition
 
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,8 @@ def tokenize(
 
     def encode(batch):
         columns = {}
-        for side, name in (("source", "input_ids"), ("target", "labels")):
-            ids = tokenizer(batch[side], return_attention_mask=False)["input_ids"]
+        for side, name, argument in (("source", "input_ids", "text"), ("target", "labels", "text_target")):
+            ids = tokenizer(**{argument: batch[side]}, return_attention_mask=False)["input_ids"]
             columns[name] = [tokens if text.strip() else [] for tokens, text in zip(ids, batch[side])]
             columns[f"{side}_length"] = [len(tokens) for tokens in columns[name]]
         return columns
@@ -47,7 +48,7 @@ def tokenize(
         return pairs.map(encode, batched=True)
     # The cache key holds the vocabulary instead of the tokenizer object, whose hash depends on the folder that it was
     # loaded from. Otherwise a run that resumes from a checkpoint would tokenise all pairs again.
-    vocabulary = tokenizer.backend_tokenizer.to_str(), tokenizer.split_special_tokens
+    vocabulary = definition(tokenizer), tokenizer.split_special_tokens
     key = Hasher.hash((pairs._fingerprint, ENCODER_VERSION, *vocabulary))
     features = Features({**pairs.features, **TOKEN_FEATURES})
     return pairs.map(

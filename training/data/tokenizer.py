@@ -15,6 +15,8 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
+from .two_sided_tokenizer import TwoSidedTokenizer
+
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # ids 0, 1, 2: the defaults of VaswaniConfig
 SPECIAL_TOKENS = [PAD, BOS, EOS]
@@ -90,6 +92,8 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], c
     """
     if count < 1:
         raise ValueError(f"The vocabulary can be extended by at least 1 token, got {count}.")
+    if isinstance(tokenizer, TwoSidedTokenizer):
+        raise ValueError("Only a vocabulary with one segmentation for both languages can be extended, not this one.")
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     model = content["model"]
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())

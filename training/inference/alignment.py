@@ -47,7 +47,7 @@ SAMPLE = 100  # pairs on which a map is selected
 GOOD_AGREEMENT = 0.8  # with erasure, as a share of target words
 
 
-def words_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], Words]:
+def words_of(tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False) -> tuple[list[int], Words]:
     """Token ids of a text, and the index of the word that each token belongs to.
 
     Words are those of `text.split()`, counted from 0. Tokens outside words, such as white space or the end token, have
@@ -60,7 +60,7 @@ def words_of(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], 
         raise ValueError(
             f"{type(tokenizer).__name__} has no character offsets; word alignment needs a fast tokenizer."
         )
-    encoding = tokenizer(text, return_offsets_mapping=True)
+    encoding = tokenizer(**{"text_target" if is_target else "text": text}, return_offsets_mapping=True)
     word_at: Words = [None] * len(text)
     for index, word in enumerate(re.finditer(r"\S+", text)):
         word_at[slice(*word.span())] = [index] * len(word.group())
@@ -238,7 +238,7 @@ def attention_of(
     if method not in POSITIONS:
         raise ValueError(f"method must be one of {', '.join(POSITIONS)}, got {method!r}.")
     _check_layer_and_head(model, layer, head)
-    ids = [(tokenizer(source)["input_ids"], tokenizer(translation)["input_ids"])]
+    ids = [(tokenizer(source)["input_ids"], tokenizer(text_target=translation)["input_ids"])]
     [(_, weights)] = _attentions(model, tokenizer, ids, [(method, layer, head)], budget=1)
     return weights[0]
 
@@ -249,7 +249,10 @@ def _tokenize_pairs(
     """Apply `words_of` to both sides of each pair, by index. Pairs with an empty side are left out."""
     if len(sources) != len(translations):
         raise ValueError(f"sources and translations must be equally many, got {len(sources)} and {len(translations)}.")
-    pairs = ((words_of(tokenizer, source), words_of(tokenizer, text)) for source, text in zip(sources, translations))
+    pairs = (
+        (words_of(tokenizer, source), words_of(tokenizer, translation, is_target=True))
+        for source, translation in zip(sources, translations)
+    )
     return {index: pair for index, pair in enumerate(pairs) if all(set(words) - {None} for _, words in pair)}
 
 

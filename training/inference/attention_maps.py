@@ -109,7 +109,7 @@ class Attention:
         return layer, heads[check_number("head", head, len(heads)) - 1, None]
 
 
-def token_labels(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+def token_labels(tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False) -> list[str]:
     """Readable labels of the tokens of a text.
 
     A token that continues a word begins with a middle dot. White space is "␣". A token that holds only some of the
@@ -118,7 +118,7 @@ def token_labels(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     >>> token_labels(tokenizer, "ein Schneemobil  日")
     ['ein', 'Schnee', '·mobil', '␣', '␣', '日₁', '·日₂', '·日₃', '</s>']
     """
-    encoding = tokenizer(text, return_offsets_mapping=True)
+    encoding = tokenizer(**{"text_target" if is_target else "text": text}, return_offsets_mapping=True)
     anchor = tokenizer("a", add_special_tokens=False)["input_ids"]  # a token after it keeps its leading space
     before = len(tokenizer.decode(anchor))
     labels, part, reached = [], 0, 0
@@ -191,7 +191,7 @@ def attention_maps(
     check_size(model.config, inputs["input_ids"].shape[1], 1)  # before a long text is translated
     if target is None:
         [target] = translate(model, tokenizer, [source])
-    labels = tokenizer(target, return_tensors="pt")["input_ids"].to(model.device)
+    labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     check_size(model.config, inputs["input_ids"].shape[1], labels.shape[1])
     read = model.prepare_decoder_input_ids_from_labels(labels)
     with eager_attention(model):
@@ -202,7 +202,7 @@ def attention_maps(
         raise ValueError(
             f"The {TITLES[broken[0]]} has values that are not finite: the weights of the model are broken."
         )
-    written = token_labels(tokenizer, target)
+    written = token_labels(tokenizer, target, is_target=True)
     return Attention(
         source=source,
         target=target,

@@ -19,6 +19,8 @@ from hf_vaswani import VaswaniConfig
 from hf_vaswani.checksums_vaswani import weight_files
 from hf_vaswani.generation_vaswani import LENGTH_PENALTY_FORMS
 
+from ..data.two_sided_tokenizer import TARGET_TOKENIZER
+
 
 CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG = (
     "config.json",
@@ -26,7 +28,7 @@ CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILES = (TOKENIZER, TARGET_TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
 ADAPTER = "adapter_config.json"
 TRUST = "--trust-remote-code"
 
@@ -175,9 +177,10 @@ def check_tokenizer_files(folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             read_object(folder / name)
-    if (folder / TOKENIZER).is_file():
-        with one_line_errors(folder / TOKENIZER):
-            Tokenizer.from_file(str(folder / TOKENIZER))
+    for path in (folder / TOKENIZER, folder / TARGET_TOKENIZER):
+        if path.is_file():
+            with one_line_errors(path):
+                Tokenizer.from_file(str(path))
 
 
 def read_config(path: Path, trust_remote_code: bool = False, ours: bool = False) -> VaswaniConfig | None:

@@ -133,7 +133,7 @@ class RequestBuilder:
             raise LineError(place, str(error)) from None
 
     def _prefix(self, line: Line, source_tokens: int) -> list[int]:
-        prefix = self.search.tokenizer(line.prefix.rstrip(), add_special_tokens=False)["input_ids"]
+        prefix = self.search.tokenizer(text_target=line.prefix.rstrip(), add_special_tokens=False)["input_ids"]
         longest = self.search.longest_output(source_tokens)
         if longest is not None and len(prefix) >= longest:
             raise LineError(

@@ -168,9 +168,8 @@ class Translator:
         that is too long, the result is a sentence that says so.
         """
         limit = min(MAX_ATTENTION_TOKENS, self.limit)
-        longest = max(
-            len(self.tokenizer(text)["input_ids"]) for text in (candidate.source, candidate.translation.text)
-        )
+        sides = {"text": candidate.source, "text_target": candidate.translation.text}
+        longest = max(len(self.tokenizer(**{side: text})["input_ids"]) for side, text in sides.items())
         if longest > limit:
             return f"<p>Attention is shown for texts of at most {limit} tokens. This text has {longest}.</p>"
         maps = attention_maps(self.model, self.tokenizer, candidate.source, candidate.translation.text)

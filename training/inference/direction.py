@@ -36,17 +36,19 @@ def is_reversed(
     limit = min(MAX_TOKENS, position_limit(model) or MAX_TOKENS)
     encoded = []
     for pair in pairs:
-        ids = [tokenizer(text)["input_ids"] for text in pair if text.strip()]
-        if len(ids) == 2 and max(map(len, ids)) <= limit:
-            encoded.append(ids)
+        if not all(text.strip() for text in pair):
+            continue
+        read, given = ([tokenizer(**{side: text})["input_ids"] for text in pair] for side in ("text", "text_target"))
+        if max(map(len, [*read, *given])) <= limit:
+            encoded.append((*read, *given))
         if len(encoded) == NUM_PAIRS:
             break
     if len(encoded) < MIN_PAIRS:
         return None
-    sources, targets = (list(side) for side in zip(*encoded))
+    sources, targets, given_sources, given_targets = (list(side) for side in zip(*encoded))
     forward, backward = (
         [sum(row) / len(row) for row in id_log_probabilities(model, tokenizer, *sides)]
-        for sides in ((sources, targets), (targets, sources))
+        for sides in ((sources, given_targets), (targets, given_sources))
     )
     share = sum(there < back for there, back in zip(forward, backward)) / len(forward)
     means = sum(forward) / len(forward), sum(backward) / len(backward)

@@ -92,5 +92,6 @@ def token_log_probabilities(
         `list[list[float]]`: For each pair, one log probability per target token. Their sum is `-loss` times the
             number of tokens.
     """
-    encoded = [[tokenizer(text)["input_ids"] for text in side] for side in (sources, translations)]
-    return id_log_probabilities(model, tokenizer, *encoded, batch_tokens, progress)
+    source_ids = [tokenizer(text)["input_ids"] for text in sources]
+    target_ids = [tokenizer(text_target=text)["input_ids"] for text in translations]
+    return id_log_probabilities(model, tokenizer, source_ids, target_ids, batch_tokens, progress)

@@ -13,12 +13,14 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from hf_vaswani import VaswaniTranslationPipeline
 
+from ..data.two_sided_tokenizer import TARGET_TOKENIZER, TARGET_VOCAB_SIZE, TwoSidedTokenizer, definition
 from ..hub_connection import hub_failure
 from ..notices import are_held_back
 from .checkpoint_files import (
@@ -140,7 +142,7 @@ def no_loading_report() -> Iterator[None]:
 
 
 def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load a tokenizer.
+    """Load a tokenizer: a `TwoSidedTokenizer` if the checkpoint has a target side of its own.
 
     Args:
         name (`str` or `Path`): Checkpoint folder or Hub repository.
@@ -157,6 +159,8 @@ def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrai
     try:
         with one_line_errors(folder / TOKENIZER_CONFIG if folder.is_dir() else name):
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+            if (size := tokenizer.init_kwargs.get(TARGET_VOCAB_SIZE)) is not None:
+                tokenizer = TwoSidedTokenizer(tokenizer, _target_side(folder), size)
             tokenizer.pad(tokenizer(["a", "a b c"]), return_tensors="pt")  # some invalid fields fail only in use
     except (OSError, ValueError) as error:
         if folder.is_dir() and not (folder / TOKENIZER).is_file() and TRUST not in str(error):
@@ -167,10 +171,25 @@ def load_tokenizer(name: str | Path, trust_remote_code: bool = False) -> PreTrai
     return tokenizer
 
 
+def _target_side(folder: Path) -> Tokenizer:
+    """Read the `target_tokenizer.json` of a folder or Hub repository.
+
+    Raises:
+        OSError: There is none.
+    """
+    path = folder / TARGET_TOKENIZER
+    if folder.is_dir() and not path.is_file():
+        raise FileNotFoundError(
+            f"{folder / TOKENIZER_CONFIG}: {TARGET_VOCAB_SIZE}: expected {TARGET_TOKENIZER} beside it, which segments "
+            "given translations, found none. Copy it from the original checkpoint."
+        )
+    return Tokenizer.from_file(str(path if folder.is_dir() else cached_file(str(folder), TARGET_TOKENIZER)))
+
+
 def missing_tokenizer(folder: Path) -> str:
     """Message about a folder without a tokenizer. Suggests that of the run."""
     source = folder.resolve().parent
-    hint = f" {source} has one: copy its tokenizer*.json." if (source / TOKENIZER).is_file() else ""
+    hint = f" {source} has one: copy its *tokenizer*.json." if (source / TOKENIZER).is_file() else ""
     return f"{folder}: no tokenizer: expected {TOKENIZER} and {TOKENIZER_CONFIG}.{hint}"
 
 
@@ -212,6 +231,12 @@ def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTok
         )
     if (largest := max(tokenizer.get_vocab().values())) >= size:
         raise ValueError(f"{name}: {TOKENIZER}: expected ids of the model's {size} tokens, found {largest}.")
+    written = model.config.vocab_size
+    if isinstance(tokenizer, TwoSidedTokenizer) and tokenizer.target_vocab_size > written:
+        raise ValueError(
+            f"{name}: {TOKENIZER_CONFIG}: {TARGET_VOCAB_SIZE}: expected at most the model's {written} tokens, found "
+            f"{tokenizer.target_vocab_size}."
+        )
 
 
 @torch.no_grad()
@@ -245,7 +270,7 @@ def load_ensemble(
     """
     models, tokenizers = zip(*(load_checkpoint(name, dtype, device, trust_remote_code) for name in names))
     for name, tokenizer in zip(names, tokenizers):
-        if tokenizer.backend_tokenizer.to_str() != tokenizers[0].backend_tokenizer.to_str():
+        if definition(tokenizer) != definition(tokenizers[0]):
             raise ValueError(
                 f"{names[0]} and {name} have different tokenizers; the models of an ensemble must share one."
             )

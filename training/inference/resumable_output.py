@@ -28,7 +28,13 @@ logger = logging.getLogger(__name__)
 
 VERSION = 2  # format of the record
 # Files of a checkpoint that affect its translations.
-MODEL_FILES = ("model*.safetensors*", "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json")
+MODEL_FILES = (
+    "model*.safetensors*",
+    "config.json",
+    "generation_config.json",
+    "*tokenizer*",
+    "special_tokens_map.json",
+)
 CHUNK = 2**20  # bytes read at a time
 
 

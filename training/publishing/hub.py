@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_vaswani
 
+from ..data.two_sided_tokenizer import TARGET_TOKENIZER
 from ..evaluation.choices import DEFAULT_METRICS, LANGUAGES
 from ..evaluation.metrics import build_metrics, compare, measure
 from ..evaluation.perplexity import perplexities
@@ -45,7 +46,8 @@ CARD = "README.md"
 WEIGHTS = [r"model[\w.-]*\.safetensors", r"model\.safetensors\.index\.json"]
 CODE = sorted(path.name for path in Path(hf_vaswani.__file__).parent.glob("*_vaswani.py"))
 # Files of a checkpoint. The optimiser state and the other pickles that the Trainer writes stay unpublished.
-NAMES = [*CODE, "checksums.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+NAMES = [*CODE, "checksums.json", "config.json", "generation_config.json"]
+NAMES += ["tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER]
 RECORDS = [STATE_NAME, MANIFEST_NAME, AVERAGE_RECORD, ORIGIN]  # published by `write_card`, with paths removed
 RESAMPLES = 1000
 

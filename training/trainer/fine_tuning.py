@@ -13,6 +13,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.configuration_vaswani import TABLE_3
 
 from ..data.tokenizer import parts_of_new_tokens
+from ..data.two_sided_tokenizer import TARGET_TOKENIZER, TARGET_VOCAB_SIZE, TwoSidedTokenizer
 from ..inference.checkpoint_files import check_folder
 from ..inference.loading import available_copy, load_tokenizer, missing_checkpoint
 from ..inference.loading import load_model as load_checked
@@ -51,13 +52,13 @@ def starting_config(folder: Path, model_args: ModelArguments) -> VaswaniConfig:
 
     Raises:
         ValueError: The run sets an unknown field, or one that conflicts with the checkpoint's weights; or the
-            checkpoint has two vocabularies.
+            checkpoint has two vocabularies and one tokenizer.
     """
     config = VaswaniConfig.from_pretrained(folder)
-    if config.source_vocab_size is not None:
+    if config.source_vocab_size is not None and not (folder / TARGET_TOKENIZER).is_file():
         raise ValueError(
-            f"init_from {folder}: source_vocab_size is {config.source_vocab_size}, but training reads both languages "
-            "with one tokenizer: expected a model with one vocabulary."
+            f"init_from {folder}: source_vocab_size is {config.source_vocab_size}, but one tokenizer reads both "
+            f"languages: expected a model with one vocabulary, or {TARGET_TOKENIZER}."
         )
     known = {field.name for field in dataclasses.fields(VaswaniConfig)} | set(VaswaniConfig.attribute_map)
     VaswaniConfig.from_table3(model_args.model)  # raises for an unknown row
@@ -94,9 +95,14 @@ def load_model(model_args: ModelArguments, folder: Path) -> VaswaniForConditiona
             f"vocab_size={model_args.vocab_size}: with init_from, the vocabulary is that of {folder}, "
             f"{config.vocab_size} tokens; extend_vocabulary adds to it."
         )
-    own = load_tokenizer(folder, model_args.trust_remote_code)
-    if (largest := max(own.get_vocab().values())) >= config.vocab_size:
-        raise ValueError(f"{folder}: the tokenizer has an id {largest}, but the model {config.vocab_size} embeddings.")
+    own, size = load_tokenizer(folder, model_args.trust_remote_code), config.source_vocab_size or config.vocab_size
+    if (largest := max(own.get_vocab().values())) >= size:
+        raise ValueError(f"{folder}: the tokenizer has an id {largest}, but the model {size} embeddings.")
+    if isinstance(own, TwoSidedTokenizer) and own.target_vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{folder}: {TARGET_VOCAB_SIZE} of the tokenizer is {own.target_vocab_size}, but the model has "
+            f"{config.vocab_size} tokens."
+        )
     return load_checked(
         folder,
         VaswaniForConditionalGeneration,

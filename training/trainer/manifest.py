@@ -15,6 +15,7 @@ from hf_vaswani import VaswaniConfig
 from hf_vaswani.checksums_vaswani import checksum, weight_files
 
 from ..data.encoding import FilteredStream, lengths, share_of_stream
+from ..data.two_sided_tokenizer import definition
 from ..hardware import hardware
 from ..inference.origin import Origin, read_origin
 from ..json_records import check_fields, read_record
@@ -80,7 +81,7 @@ def make_manifest(
         start (`Path`, *optional*): Folder of the checkpoint `init_from`.
     """
     model = {f"model.{name}": value for name, value in model_fields(config).items()}
-    vocabulary = {"vocab_size": model_args.vocab_size, "tokenizer": _digest(tokenizer.backend_tokenizer.to_str())}
+    vocabulary = {"vocab_size": model_args.vocab_size, "tokenizer": _digest(definition(tokenizer))}
     harmless = _harmless(args)
     values = {name: value for name, value in args.to_dict().items() if name not in UNRECORDED}
     if args.metric_for_best_model is not None:  # a changed metric is not comparable with the best score so far

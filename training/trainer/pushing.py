@@ -7,12 +7,14 @@ from transformers import PreTrainedModel, Seq2SeqTrainer
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
+from ..data.two_sided_tokenizer import TARGET_TOKENIZER
+
 
 # Not pushed: pickles (training arguments, optimiser state), records and logs, which contain paths, and adapters, which
 # name the folder of their base model. `hf-vaswani publish` pushes the records without the paths.
 PUSHED = [
     *("model*.safetensors", "model.safetensors.index.json", "*_vaswani.py", "checksums.json", "README.md"),
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER),
 ]
 
 
