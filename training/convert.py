@@ -93,7 +93,7 @@ def _read(folder: Path, output: str, name: str, record: dict, options: dict) -> 
 
     with folder_written_whole(Path(output)) as partial:
         conversion = importlib.import_module(f".conversion.{name}", __package__).read(folder, **options)
-        agreement, measured_on, tokenizer = write_checked(conversion, partial, record)
+        agreement, measured_on, tokenizer = write_checked(conversion, folder, partial, record)
     print(f"{output}: checked on {measured_on}: {agreement}.\nTokenizer {tokenizer}.")
 
 

@@ -90,11 +90,12 @@ def recognise(folder: Path, formats: tuple[str, ...], wanted: str | None = None)
     raise ValueError(f"{folder}: expected a {CONFIG}, a .npz of Marian or a .pt of fairseq, found none.")
 
 
-def write_checked(conversion: Conversion, partial: Path, record: dict) -> tuple[Agreement, str, str]:
+def write_checked(conversion: Conversion, folder: Path, partial: Path, record: dict) -> tuple[Agreement, str, str]:
     """Write a converted model as a checkpoint, and compare it with the original one.
 
     Args:
         conversion (`Conversion`): Model, reference and tokenizer files.
+        folder (`Path`): The original checkpoint.
         partial (`Path`): Empty folder to write into.
         record (`dict`): Origin of the model, for `converted_from.json`, which also gets the agreement and the facts of
             `describe_original`.
