@@ -175,6 +175,7 @@ def test_a_fine_tuned_model_names_the_original_too(tuned, tmp_path):
     text = card_of(tuned, tmp_path)
     assert re.search(r"fine-tuned with hf-vaswani, .*from a model converted from `opus`", section(text, "summary"))
     assert "- Converted from: `opus`" in section(text, "training") and "- Updates: 2\n" in section(text, "training")
+    assert "Data of the original: not recorded" in section(text, "data")
     assert metadata(text)["license"] == "unknown"  # the weights are others; their licence is the publisher's to name
     assert "apache-2.0" in section(text, "licence")
     assert yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])["init_from"] == "converted"

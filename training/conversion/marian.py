@@ -105,7 +105,7 @@ def from_marian(marian: MarianMTModel, place: str | Path = "MarianMTModel") -> V
     """Vaswani model that computes what a MarianMT model does.
 
     Both have the same logits `(batch, target length, vocab_size)`, up to rounding, for the same `input_ids` and
-    `attention_mask` `(batch, source length)` and `decoder_input_ids` `(batch, target length)`. `generate()` returns
+    `attention_mask` `(batch, source length)` and `decoder_input_ids` `(batch, target length)`, and `generate()` gives
     the same translations. Where MarianMT forbids padding, the logit of padding is about -100 here.
 
     Positions that are not transformers' own are kept as a learned table, and biases that are all zero are left out.

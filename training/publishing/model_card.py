@@ -332,9 +332,9 @@ def _search(search) -> str:
 
 def _data(run: Run, tokenizer: PreTrainedTokenizerBase, config: VaswaniConfig) -> list[tuple[str, str]]:
     values, rows = run.values, []
-    if run.is_converted:
+    if run.origin is not None:
         rows.append(("Data of the original", "not recorded by the conversion"))
-    elif run.record is None:
+    if run.record is None and not run.is_converted:
         rows.append(("Files and their fingerprints", "not recorded (the run has no `run.json`)"))
         if files := (run.named or {}).get("train_files"):
             rows.append(("Files in the recipe", ", ".join(map(as_code, without_paths(files)))))

@@ -42,7 +42,7 @@ def conversion_rows(origin: Origin, config: VaswaniConfig) -> list[tuple[str, st
         ("Converted from", f"{original_name(origin)}{f', revision {as_code(state)}' if state else ''}"),
         ("Format of the original", KINDS.get(origin["format"]) or as_markdown(origin["format"])),
         ("Positions", _positions(origin, config)),
-        ("Agreement with the original", measured),
+        ("Agreement of the conversion", measured),
         ("Tokenizer", as_markdown(origin["tokenizer"])),
     ]
 
