@@ -9,12 +9,13 @@
 
 import re
 from collections import Counter
+from itertools import accumulate
 from typing import NamedTuple
 
 from .trees import EMPTY_TAG, TOP, Tree
 
 
-PUNCTUATION = {",", ":", "``", "''", "."}  # tags
+NOT_COUNTED = {",", ":", "``", "''", ".", EMPTY_TAG}  # tags of punctuation and traces
 SAME_LABEL = {"PRT": "ADVP"}
 
 Bracket = tuple[str, int, int]
@@ -37,33 +38,35 @@ def agreement(gold: Tree, predicted: Tree | None) -> Agreement:
 
     Without a tree, or with one over other words, no bracket agrees, and all brackets of both trees count.
     """
-    tags = _tags_of_words(gold)
-    expected = brackets(gold, tags)
+    expected = brackets(gold, gold.tags())
     if predicted is None:
         return Agreement(0, expected.total(), 0)
-    if _words(predicted) != _words(gold):
-        return Agreement(0, expected.total(), brackets(predicted, _tags_of_words(predicted)).total())
+    tags = gold_tags(gold, predicted)
+    if tags is None:
+        return Agreement(0, expected.total(), brackets(predicted, predicted.tags()).total())
     found = brackets(predicted, tags)
     return Agreement((expected & found).total(), expected.total(), found.total())
 
 
-def has_same_words(gold: Tree, predicted: Tree) -> bool:
-    """Return `True` if two trees have the same words, traces apart."""
-    return _words(predicted) == _words(gold)
+def gold_tags(gold: Tree, predicted: Tree) -> list[str] | None:
+    """Gold tags of the words of a predicted tree, which may lack the gold tree's traces; `None` if words differ."""
+    if predicted.words() == gold.words():
+        return gold.tags()
+    without_traces = [(word, tag) for word, tag in zip(gold.words(), gold.tags()) if tag != EMPTY_TAG]
+    if predicted.words() == [word for word, _ in without_traces]:
+        return [tag for _, tag in without_traces]
+    return None
 
 
 def brackets(tree: Tree, tags: list[str]) -> Counter[Bracket]:
-    """Brackets that count: label, first word and word behind the last, in words that are not punctuation.
+    """Brackets that count: label, first word and word behind the last, in words that count.
 
     Args:
         tree (`Tree`): A tree.
-        tags (`list[str]`): Tags of its words, traces apart, that say which words are punctuation.
+        tags (`list[str]`): Tags of its words that say which of them are punctuation or traces.
     """
-    kept = [0]  # words that are not punctuation, up to each position of the tree
-    tags_left = iter(tags)
-    for tag in tree.tags():
-        kept.append(kept[-1] + (tag != EMPTY_TAG and next(tags_left) not in PUNCTUATION))
-    found = ((scored_label(label), kept[start], kept[end]) for label, start, end in tree.spans())
+    counted = [0, *accumulate(tag not in NOT_COUNTED for tag in tags)]  # words that count, up to each position
+    found = ((scored_label(label), counted[start], counted[end]) for label, start, end in tree.spans())
     return Counter(bracket for bracket in found if bracket[0] != TOP and bracket[1] < bracket[2])
 
 
@@ -84,11 +87,3 @@ def f1(matched: int, gold: int, predicted: int) -> float:
     66.66666666666667
     """
     return 200 * matched / (gold + predicted) if gold + predicted else 0.0
-
-
-def _words(tree: Tree) -> list[str]:
-    return [word for word, tag in zip(tree.words(), tree.tags()) if tag != EMPTY_TAG]
-
-
-def _tags_of_words(tree: Tree) -> list[str]:
-    return [tag for tag in tree.tags() if tag != EMPTY_TAG]

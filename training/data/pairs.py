@@ -34,8 +34,8 @@ def load_pairs(
     Args:
         files (`list[str]`): Two parallel text files, source first, with one sentence per line; or one `.tsv` file
             (source, tab, target); or one `.jsonl` or `.parquet` file, either in the layout of WMT on the Hub,
-            `{"translation": {"en": ..., "de": ...}}`, or with one column per language; or any number of `.trees` files,
-            see `load_treebanks`. Text files may be gzipped.
+            `{"translation": {"en": ..., "de": ...}}`, or with one column per language; or any number of `.trees`
+            files, see `load_treebanks`. Text files may be gzipped.
         source_lang, target_lang (`str`): Language codes that name the columns.
         drop_empty (`bool`): Keep pairs with an empty side, which `filter_by_length` then drops and counts. Otherwise
             they are an error.
@@ -43,7 +43,8 @@ def load_pairs(
         trees (`TreeOptions`, *optional*): Choices in linearising `.trees` files.
 
     Returns:
-        `datasets.Dataset` (or `IterableDataset`) with the columns `source` and `target`, and `tree` for `.trees` files.
+        `datasets.Dataset` (or `IterableDataset`) with the columns `source` and `target`, and `tree` for `.trees`
+        files.
 
     Raises:
         DataError: Unequal numbers of lines, an empty line or file, bytes that are not UTF-8, invalid JSON, or a

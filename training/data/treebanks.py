@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from datasets import Dataset, Features, IterableDataset, Value
@@ -20,7 +19,6 @@ SUFFIX = ".trees"
 # Part of the cache key. Increment it when the reader yields different rows for the same file.
 READER_VERSION = 1
 TREE_FEATURES = Features({"source": Value("string"), "target": Value("string"), "tree": Value("string")})
-SHOWN_LABELS = 5
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ def load_treebanks(
         streaming (`bool`): Read the trees lazily.
 
     Returns:
-        `datasets.Dataset` (or `IterableDataset`) with the columns `source` (the words, joined by spaces), `target` (the
-        symbols) and `tree` (the tree in one line, without its root `TOP`, and stripped on request).
+        `datasets.Dataset` (or `IterableDataset`) with the columns `source` (the words, joined by spaces), `target`
+        (the symbols) and `tree` (the tree in one line, without its root `TOP`, and stripped on request).
 
     Raises:
         DataError: A tree is malformed, a file is empty, other files are among them, or the number of weights differs.
