@@ -53,6 +53,8 @@ def load_pairs(
     """
     if files and is_treebank(files[0]):
         return load_treebanks(files, trees, streaming)
+    if trees is not None and trees.weights:
+        raise DataError(f"tree_weights: expected only .trees files, found {', '.join(files)}.")
     if len(files) not in (1, 2):
         raise DataError(f"Expected two parallel text files or one file of pairs, got {len(files)}: {files}.")
     for file in files:

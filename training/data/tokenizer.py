@@ -77,8 +77,8 @@ def check_vocab_size(vocab_size: int) -> None:
 def with_symbols(tokenizer: PreTrainedTokenizerFast, symbols: Iterable[str]) -> PreTrainedTokenizerFast:
     """Extend a byte-level BPE by symbols of linearised trees, each a token of its own.
 
-    A symbol is found only between spaces, so no part of a word becomes one. A word that is a symbol, like a comma, has
-    the symbol's token on the source side too. Decoding puts the space before a symbol back.
+    A bracket symbol is found only between spaces, so no part of a text becomes one by chance. Words and tags share
+    tokens: a comma and its tag are the same one. Decoding puts the space before a symbol back.
 
     Args:
         tokenizer (`PreTrainedTokenizerFast`): Output of `train_tokenizer`; it is not modified.

@@ -26,6 +26,7 @@ class VaswaniTrainingArguments(TrainingFields, Seq2SeqTrainingArguments):
             self.max_steps = 100_000 if self.num_train_epochs is None else -1
         if self.num_train_epochs is None:
             self.num_train_epochs = 1.0  # max_steps takes precedence
+        self.eval_bleu = self.eval_bleu and not self.eval_f1
         if not self.eval_bleu and self.best_metric == "eval_bleu":
             self.metric_for_best_model = "eval_f1" if self.eval_f1 else "eval_loss"
         if not self.eval_f1 and self.best_metric == "eval_f1":

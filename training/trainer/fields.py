@@ -197,7 +197,7 @@ class TrainingFields:
     eval_bleu: bool = field(default=True, metadata={"help": "Translate the evaluation set and report BLEU."})
     eval_f1: bool = field(
         default=False,
-        metadata={"help": "Parse the evaluation set, which must be trees, and report the F1 of their brackets."},
+        metadata={"help": "Parse the evaluation set, which must be trees, and report bracketing F1 instead of BLEU."},
     )
     bleu_tokenize: str = field(
         default="13a",
@@ -205,7 +205,9 @@ class TrainingFields:
     )
     num_beams: int | None = field(
         default=None,
-        metadata={"help": "Beams of the checkpoint's search; by default the paper's 4, or those of init_from."},
+        metadata={
+            "help": "Beams of the search that the checkpoint records; by default the paper's 4, or those of init_from."
+        },
     )
     length_penalty: float | None = field(
         default=None,

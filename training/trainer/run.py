@@ -346,6 +346,10 @@ def make_trainer(
 
     with args.main_process_first(desc="reading the data"):
         texts, eval_texts = load_datasets(data)
+    if args.eval_f1 and (eval_texts is None or "tree" not in eval_texts.column_names):
+        raise ValueError(
+            f"eval_f1: expected .trees files as eval_files, found {', '.join(data.eval_files) or 'none'}."
+        )
     if tokenizer is None:
         sample = texts.take(data.stream_window) if data.streaming else texts
         tokenizer = learn_tokenizer(model_args, sample, start, args)

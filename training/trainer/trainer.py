@@ -292,8 +292,7 @@ class VaswaniTrainer(ResumableTrainer):
             **gen_kwargs: Options of `generate()`.
 
         Returns:
-            `eval_loss`, `eval_perplexity`, `eval_bleu` and `eval_f1` (if they are set) and `eval_runtime` in
-            seconds.
+            `eval_loss`, `eval_perplexity`, `eval_bleu` or `eval_f1` (if it is set) and `eval_runtime` in seconds.
         """
         self.save_before_evaluation()
         started = time.monotonic()
@@ -303,14 +302,10 @@ class VaswaniTrainer(ResumableTrainer):
         with self._averaged():
             loss = self._loss_per_token(dataset)
             metrics = {"loss": loss, "perplexity": float(np.exp(loss))}
-            if self.args.eval_bleu or self.args.eval_f1:
-                outputs = self._outputs(dataset, gen_kwargs)
             if self.args.eval_bleu:
-                targets = [dataset["target"][:]]
-                bleu = sacrebleu.corpus_bleu(outputs, targets, tokenize=self.args.bleu_tokenize, force=True)
-                metrics["bleu"] = bleu.score
+                metrics["bleu"] = self._bleu(dataset, gen_kwargs)
             if self.args.eval_f1:
-                metrics["f1"] = bracket_f1(outputs, dataset["tree"][:])
+                metrics["f1"] = bracket_f1(self._outputs(dataset, gen_kwargs), dataset["tree"][:])
         self.model.train(was_training)
         metrics["runtime"] = round(time.monotonic() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -328,6 +323,10 @@ class VaswaniTrainer(ResumableTrainer):
             tokens += (batch["labels"] != -100).sum().item()
         losses, counts = zip(*gather_object([(loss, tokens)]))
         return sum(losses) / sum(counts)
+
+    def _bleu(self, dataset: Dataset, gen_kwargs: dict) -> float:
+        texts, targets = self._outputs(dataset, gen_kwargs), [dataset["target"][:]]
+        return sacrebleu.corpus_bleu(texts, targets, tokenize=self.args.bleu_tokenize, force=True).score
 
     def _outputs(self, dataset: Dataset, gen_kwargs: dict) -> list[str]:
         """Translate the sources of a data set, each device a share of them."""
