@@ -123,10 +123,11 @@ def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Datas
         return train, Dataset.from_list(list(evaluation)) if data.streaming else evaluation
     if not data.train_files:
         raise DataError("No training data: set train_files or dataset_name.")
-    options = {"drop_empty": data.drop_empty, "trees": TreeOptions(data.tree_tags, data.strip_trees)}
-    evaluation = load_pairs(data.eval_files, *langs, **options) if data.eval_files else None
-    options["trees"] = replace(options["trees"], weights=tuple(int(weight) for weight in data.tree_weights))
-    return load_pairs(data.train_files, *langs, **options, streaming=data.streaming), evaluation
+    trees = TreeOptions(data.tree_tags, data.strip_trees)
+    weighted = replace(trees, weights=tuple(map(int, data.tree_weights)))
+    train = load_pairs(data.train_files, *langs, data.drop_empty, data.streaming, weighted)
+    evaluation = load_pairs(data.eval_files, *langs, data.drop_empty, trees=trees) if data.eval_files else None
+    return train, evaluation
 
 
 def existing_tokenizer(
