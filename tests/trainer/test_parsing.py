@@ -115,6 +115,13 @@ def test_pairs_that_are_too_long_are_counted(trees, tmp_path, caplog):
     assert f"Training data: {kept} of 200 pairs kept; dropped: 0 empty, {200 - kept} too long" in caplog.text
 
 
+def test_the_next_command_gives_trees(trees, tmp_path, capsys):
+    words = ["--max_steps", "1", "--eval_strategy", "no", "--target_lang", "trees", "--average", "last"]
+    assert main(train_argv(trees, tmp_path, *words)) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.endswith(f"--input FILE --output {tmp_path}/translations.trees --format tree")
+
+
 def test_f1_needs_trees(data, trees, tmp_path, capsys):
     assert main(train_argv(data, tmp_path / "a", "--max_steps", "1", "--eval_f1")) == 1
     assert "eval_f1: expected .trees files as eval_files" in capsys.readouterr().err

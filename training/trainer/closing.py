@@ -3,6 +3,7 @@
 import shlex
 from pathlib import Path
 
+from ..data.treebanks import is_treebank
 from .arguments import DataArguments
 from .checkpoints import checkpoint_name
 from .fine_tuning import ADAPTER_NAME
@@ -53,7 +54,8 @@ def _next_command(trainer: VaswaniTrainer, data: DataArguments) -> list[str]:
         return ["hf-vaswani", "average", "--run", str(run), "--last", str(count), "--output", str(output)]
     source = data.eval_files[0] if len(data.eval_files) == 2 else "FILE"
     output = run / f"translations.{data.target_lang}"
-    return ["hf-vaswani", "translate", "--model", str(model), "--input", source, "--output", str(output)]
+    command = ["hf-vaswani", "translate", "--model", str(model), "--input", source, "--output", str(output)]
+    return [*command, "--format", "tree"] if data.train_files and is_treebank(data.train_files[0]) else command
 
 
 def _last_in_place(trainer: VaswaniTrainer) -> int:
