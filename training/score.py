@@ -1,4 +1,4 @@
-"""Score translations with BLEU, chrF, TER, the paper's compound-split BLEU, perplexity and COMET.
+"""Score translations with BLEU, chrF, TER, the paper's compound-split BLEU, perplexity and COMET; and trees.
 
 Every score carries its signature. --metrics selects the metrics, --bootstrap adds confidence intervals, and --baseline
 tests differences from other systems for significance. --by-length and --examples show where a system is good or bad.
@@ -7,7 +7,7 @@ tests differences from other systems for significance. --by-length and --example
 import argparse
 import sys
 
-from .evaluation.choices import COMET_MODEL, DEFAULT_METRICS, LANGUAGES, METRICS, TOKENIZERS
+from .evaluation.choices import BRACKETING, COMET_MODEL, DEFAULT_METRICS, LANGUAGES, METRICS, TOKENIZERS
 from .files import check_output
 from .options import Parser, add_dtype, add_trust, positive
 from .running import run
@@ -36,7 +36,11 @@ def make_parser() -> argparse.ArgumentParser:
     metrics = parser.add_argument_group("metrics")
     names = ", ".join(DEFAULT_METRICS)
     metrics.add_argument(
-        "--metrics", nargs="+", choices=METRICS, default=DEFAULT_METRICS, help=f"metrics to report (default: {names})"
+        "--metrics",
+        nargs="+",
+        choices=(*METRICS, BRACKETING),
+        default=DEFAULT_METRICS,
+        help=f"metrics to report (default: {names})",
     )
     metrics.add_argument(
         "--tokenize", nargs="+", choices=TOKENIZERS, help="sacreBLEU tokenisation of BLEU, one or more (default: 13a)"
@@ -136,6 +140,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error("--tokenized already means --tokenize none: give only one of them")
     if args.by_length and sorted(set(args.by_length)) != args.by_length:
         parser.error(f"--by-length: bounds must increase, got {' '.join(map(str, args.by_length))}")
+    if BRACKETING in args.metrics and len(args.references or []) != 1:
+        parser.error(f"--metrics {BRACKETING} needs --references with one file of trees, one tree a line")
     if args.bootstrap == 1:
         parser.error("--bootstrap needs at least 2 resamples, got 1")
 

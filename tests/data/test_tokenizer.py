@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from training.data.tokenizer import extend_tokenizer, train_tokenizer
+from training.data.tokenizer import extend_tokenizer, symbol_ids, train_tokenizer, with_symbols
 
 
 # A fixture would be rebuilt for every example.
@@ -146,3 +146,41 @@ def test_what_cannot_be_extended_is_refused():
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>")))
     with pytest.raises(ValueError, match=r"Only a byte-level BPE .* not this tokenizer's WordLevel"):
         extend_tokenizer(other, SENTENCES, 5)
+
+
+SYMBOLS = ["(NP", ")NP", "(NP-SBJ|1", "DT", "NN", ",", "-LRB-", "PRP$", "``", "'s", "NP"]
+WITH_SYMBOLS = with_symbols(TOKENIZER, SYMBOLS)
+
+
+def test_each_symbol_of_a_tree_is_one_token_and_comes_back_with_its_space(tmp_path):
+    text = "(NP-SBJ|1 DT NN (NP `` PRP$ NN , )NP -LRB- NP 's"
+    WITH_SYMBOLS.save_pretrained(tmp_path)
+    for tokenizer in (WITH_SYMBOLS, AutoTokenizer.from_pretrained(tmp_path)):
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) == len(text.split()) + 1  # the end token
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+        assert [symbol_ids(tokenizer)[symbol] for symbol in text.split()] == ids[:-1]
+
+
+def test_symbols_are_those_given_and_no_others():
+    assert symbol_ids(WITH_SYMBOLS).keys() == set(SYMBOLS)
+    assert symbol_ids(TOKENIZER) == {}
+    new = set(SYMBOLS) - {token.removeprefix("Ġ") for token in TOKENIZER.get_vocab() if token.startswith("Ġ")}
+    assert len(WITH_SYMBOLS) == len(TOKENIZER) + len(new)
+    assert len(set(WITH_SYMBOLS.get_vocab().values())) == len(WITH_SYMBOLS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([*SYMBOLS, *"()NP D,x\n  "]), max_size=12).map("".join))
+@example("(NP )NP (NPx x(NP (NP\n")
+def test_symbols_lose_no_text_and_brackets_are_never_parts_of_words(text):
+    ids = WITH_SYMBOLS(text)["input_ids"]
+    assert WITH_SYMBOLS.decode(ids, skip_special_tokens=True) == text
+    brackets = {token: symbol for symbol, token in symbol_ids(WITH_SYMBOLS).items() if symbol[0] in "()"}
+    found = [brackets[token] for token in ids if token in brackets]
+    assert found == [piece for piece in text.split(" ") if piece in brackets.values()]
+
+
+def test_words_are_split_as_without_symbols():
+    for sentence in SENTENCES:
+        assert WITH_SYMBOLS(sentence)["input_ids"] == TOKENIZER(sentence)["input_ids"]

@@ -241,21 +241,61 @@ def test_the_guides_recipe_is_valid(tmp_path):
 
 
 RECIPES = {"ablation_multi30k", "demo", "finetune", "multi30k_en_de", "multi30k_en_fr"}
+PARSING = {"parsing_craft", "parsing_wsj", "parsing_wsj_semi"}
 WMT14 = {"wmt14_en_de_base", "wmt14_en_de_big", "wmt14_en_fr_base", "wmt14_en_fr_big"}
 
 
 def test_the_recipes_are_all_there():
-    assert set(packaged_recipes()) == RECIPES | WMT14
+    assert set(packaged_recipes()) == RECIPES | PARSING | WMT14
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES | WMT14))
+@pytest.mark.parametrize("name", sorted(RECIPES | PARSING | WMT14))
 def test_a_recipe_makes_a_valid_run(name, monkeypatch):
-    monkeypatch.setenv("MULTI30K", "/data/multi30k")
+    for variable in ("MULTI30K", "CRAFT", "WSJ"):
+        monkeypatch.setenv(variable, "/data")
     model, data, training = parse("--config", name)
     config = VaswaniConfig.from_table3(model.model, **(model.model_overrides or {}), vocab_size=model.vocab_size)
     assert config.d_model == config.num_heads * config.d_k
-    assert (data.source_lang, data.target_lang) == ("en", "fr" if "_fr" in name else "de")
+    target = "trees" if name in PARSING else "fr" if "_fr" in name else "de"
+    assert (data.source_lang, data.target_lang) == ("en", target)
     assert data.max_length <= training.source_tokens_per_update // training.parts_per_update
+
+
+@pytest.mark.parametrize(("name", "vocabulary"), [("parsing_wsj", 16000), ("parsing_wsj_semi", 32000)])
+def test_recipes_of_parsing_are_the_papers(name, vocabulary, monkeypatch):
+    """Section 6.3; everything else as in the base model."""
+    monkeypatch.setenv("WSJ", "/data")
+    model, data, training = parse("--config", name)
+    config = VaswaniConfig.from_table3(model.model, **model.model_overrides)
+    assert (config.encoder_layers, config.decoder_layers, config.d_model) == (4, 4, 1024)
+    assert (config.d_ff, config.num_heads, model.vocab_size) == (2048, 8, vocabulary)
+    assert (training.num_beams, training.length_penalty, training.max_extra_tokens) == (21, 0.3, 300)
+    assert (training.warmup_steps, training.learning_rate) == (4000, None)
+    assert (data.tree_weights == ["10", "1"]) == (name == "parsing_wsj_semi")
+    assert data.strip_trees and training.best_metric == "eval_f1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_beams", "0"], "num_beams must be positive, got 0"),
+        (["--length_penalty=-1"], "length_penalty must not be negative, got -1"),
+        (["--max_extra_tokens=-1"], "max_extra_tokens must not be negative, got -1"),
+        (["--tree_weights", "1", "0"], "tree_weights: expected whole numbers above 0, found 1, 0"),
+        (["--tree_weights", "1.5"], "tree_weights: expected whole numbers above 0, found 1.5"),
+        (["--tree_tags", "none"], "tree_tags"),
+        (["--metric_for_best_model", "eval_f1"], "metric_for_best_model=eval_f1 needs eval_f1"),
+    ],
+)
+def test_fields_of_parsing_and_search_are_checked(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse(*words)
+
+
+def test_f1_takes_the_place_of_bleu():
+    training = parse("--eval_f1")[2]
+    assert (training.eval_bleu, training.best_metric, training.greater_is_better) == (False, "eval_f1", True)
+    assert (parse()[2].eval_bleu, parse()[2].eval_f1) == (True, False)
 
 
 # Rows of the paper: Table 3 for the model, sections 5.1 to 5.4 and 6.1 for the rest.

@@ -1,7 +1,7 @@
 """Metrics of translations, each with its signature and confidence interval.
 
-BLEU, chrF, TER, their bootstrap intervals and the paired significance tests are sacreBLEU's. Compound-split BLEU
-implements sacreBLEU's `Metric`.
+BLEU, chrF, TER, their bootstrap intervals and the paired significance tests are sacreBLEU's. Compound-split BLEU and
+the bracketing F1 of trees implement sacreBLEU's `Metric`.
 """
 
 import contextlib
@@ -15,16 +15,18 @@ from sacrebleu import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
-from .choices import DEFAULT_METRICS, METRICS, TOKENIZERS
+from .choices import BRACKETING, DEFAULT_METRICS, METRICS, TOKENIZERS
 from .compound_split import CompoundSplitBLEU
 
 
 TESTS = {"bootstrap": "bs", "randomization": "ar"}
 
+BRACKETING_NAME = "bracketing F1"
 NOTES = {
     "TER": "edits for 100 words of the reference; lower is better.",
     "tokenised BLEU": "computed on the tokens of the input text; not comparable with sacreBLEU.",
     "compound-split BLEU": "the paper's metric, on Moses tokens with compounds split; not comparable with sacreBLEU.",
+    BRACKETING_NAME: "EVALB's rules, punctuation by the gold tags; no tree is left out, as EVALB would.",
 }
 
 
@@ -123,7 +125,7 @@ def build_metrics(
     """Build sacreBLEU metrics, by their names in papers.
 
     Args:
-        names (`tuple[str]`): Entries of `METRICS`.
+        names (`tuple[str]`): Entries of `METRICS`, or `BRACKETING`.
         tokenize (`tuple[str]`): sacreBLEU tokenisations, one BLEU for each. `None` selects sacreBLEU's default for
             `target_lang`: 13a, except for Chinese, Japanese and Korean.
         lowercase (`bool`): Ignore case. TER always does.
@@ -136,9 +138,14 @@ def build_metrics(
     """
     metrics: dict[str, Metric] = {}
     for name in names:
-        if name not in METRICS:
-            raise ValueError(f"Unknown metric {name!r}; expected one of {', '.join(METRICS)}.")
-        if name == "bleu":
+        if name not in (*METRICS, BRACKETING):
+            raise ValueError(f"Unknown metric {name!r}; expected one of {', '.join((*METRICS, BRACKETING))}.")
+        if name == BRACKETING:
+            # Not at the top: `evaluate` copies this file, but not the folder `data`.
+            from .bracketing import Bracketing
+
+            metrics[BRACKETING_NAME] = Bracketing()
+        elif name == "bleu":
             for position, choice in enumerate(dict.fromkeys(tokenize)):
                 metrics[_bleu_name(choice, position > 0)] = _bleu(choice, lowercase, target_lang, warn)
         elif name == "ter":
@@ -186,6 +193,8 @@ def measure(
             if "confidence_mean" in formatted:  # sacreBLEU omits a mean of 0
                 interval = Interval(formatted["confidence_mean"], formatted["confidence_var"], n_bootstrap)
         details = _bleu_details(result) if isinstance(metric, BLEU) else {}
+        if name == BRACKETING_NAME:
+            details = result.details
         figures.append(MetricScore(name, result.score, signature, interval, details, NOTES.get(name, "")))
     return figures
 

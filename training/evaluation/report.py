@@ -93,6 +93,8 @@ def _figures(report: Report, markdown: bool) -> str:
     for figure in report.figures:
         if "precisions" in figure.details:
             lines.append(f"{figure.name}: {_bleu_parts(figure.details)}")
+        if "exact_match" in figure.details:
+            lines.append(f"{figure.name}: {_bracketing_parts(figure.details)}")
     lines += [f"{figure.name}: {figure.note}" for figure in report.figures if figure.note]
     return f"{table}\n\n" + "\n".join(_listed(lines, markdown))
 
@@ -101,6 +103,15 @@ def _bleu_parts(details: dict) -> str:
     precisions = "/".join(f"{p:.1f}" for p in details["precisions"])
     lengths = f"{details['hypothesis_length']} words for {details['reference_length']}"
     return f"{precisions}, BP {details['brevity_penalty']:.3f}, {lengths}"
+
+
+def _bracketing_parts(details: dict) -> str:
+    shares = f"precision {details['precision']:.2f}, recall {details['recall']:.2f}, exact match "
+    shares += f"{details['exact_match']:.2f}%"
+    brackets = (
+        f"{details['matched']:,} of {details['predicted']:,} predicted and {details['gold']:,} gold brackets agree"
+    )
+    return f"{shares}; {brackets}; trees mended: {details['mended']:,}, missing: {details['missing']:,}"
 
 
 def _interval(figure: MetricScore) -> str:

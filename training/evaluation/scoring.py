@@ -9,6 +9,8 @@ from tqdm import tqdm
 from ..files import write_whole
 from ..inference.loading import load_checkpoint
 from ..inference.translation import translate
+from .bracketing import check_gold
+from .choices import BRACKETING
 from .comet import comet, find_comet
 from .metrics import MetricScore, build_metrics, by_length, compare, examples, measure
 from .perplexity import perplexities
@@ -62,7 +64,11 @@ def _read(args: argparse.Namespace) -> Texts:
     if args.test_set:
         test_sources, references = named_test_set(args.test_set)
         sources = sources or test_sources
-    return read_texts(args.hypotheses, references, sources, args.baseline)
+    texts = read_texts(args.hypotheses, references, sources, args.baseline)
+    if BRACKETING in args.metrics:
+        for file, lines in zip(references, texts.references):
+            check_gold(file, lines)
+    return texts
 
 
 def _use_model(args: argparse.Namespace, texts: Texts) -> list[MetricScore]:

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import tempfile
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vaswani import VaswaniConfig
 
 from ..data.readers import DataError
-from ..evaluation.metrics import MetricScore
+from ..data.tokenizer import symbol_ids
+from ..evaluation.metrics import BRACKETING_NAME, MetricScore
 from ..evaluation.report import Report, as_text, finite
 from ..inference.origin import ORIGIN
 from ..inference.translation import translate
@@ -55,6 +57,7 @@ HUB_METRICS = {
     "sacreBLEU": "sacrebleu",
     "tokenised BLEU": "bleu",
     "compound-split BLEU": "bleu",
+    BRACKETING_NAME: "f1",
     "chrF": "chrf",
     "chrF++": "chrf",
     "TER": "ter",
@@ -92,6 +95,7 @@ class CardOptions:
         example (`str`, *optional*): Sentence to translate in the card.
         reports (`dict[str, Report]`): Scores by the name of the test set.
         score_commands (`dict[str, str]`): Commands that reproduce the scores, by the name of the test set.
+        is_parser (`bool`): The model is a parser, of one language. `write_card` sets it.
     """
 
     license: str | None = None
@@ -104,6 +108,7 @@ class CardOptions:
     example: str | None = None
     reports: dict[str, Report] = field(default_factory=dict)
     score_commands: dict[str, str] = field(default_factory=dict)
+    is_parser: bool = False
 
 
 def write_card(
@@ -124,6 +129,8 @@ def write_card(
         run (`Run`): Records of the run, from `find_run`.
     """
     picture = _curves(run)
+    if is_parser := bool(symbol_ids(tokenizer)):
+        card_options = replace(card_options, is_parser=True, languages=(card_options.languages or [])[:1])
     card_options = replace(
         card_options,
         reports=_with_one_line_names(card_options.reports),
@@ -142,7 +149,9 @@ def write_card(
         name=repo.split("/")[-1],
         repo=quoted_repo,
         loading=[f"{name}.from_pretrained({quoted_repo}, trust_remote_code=True)" for name in AUTO_CLASSES],
-        languages=card_options.languages,
+        languages=None if is_parser else card_options.languages,
+        is_parser=is_parser,
+        parsing=shlex.join(["hf-vaswani", "translate", "--model", one_line(repo), "--format", "tree"]),
         weights=weights_of(checkpoint),
         curves=CURVES if picture else None,
         license=card_options.license or UNKNOWN_LICENSE,
@@ -240,7 +249,7 @@ def _metadata(repo: str, card_options: CardOptions, run: Run) -> ModelCardData:
         language=_lines(languages),
         license=_lines(card_options.license) or UNKNOWN_LICENSE,
         library_name="transformers",
-        pipeline_tag="translation",
+        pipeline_tag=None if card_options.is_parser else "translation",
         tags=["vaswani", "attention-is-all-you-need"],
         datasets=_lines(datasets),
         metrics=sorted({result.metric_type for result in results}) or None,
@@ -266,8 +275,8 @@ def eval_results(test: str, report: Report) -> list[EvalResult]:
     """
     return [
         EvalResult(
-            task_type="translation",
-            task_name="Translation",
+            task_type="other" if figure.name == BRACKETING_NAME else "translation",
+            task_name="Constituency parsing" if figure.name == BRACKETING_NAME else "Translation",
             dataset_type=_identifier(test),
             dataset_name=test,
             metric_type=HUB_METRICS.get(figure.name.split(" (")[0], one_line(figure.name).lower()),

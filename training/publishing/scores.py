@@ -49,6 +49,19 @@ class BleuFile(TypedDict):
     reference_length: int
 
 
+class BracketingFile(TypedDict):
+    """Components of a bracketing F1."""
+
+    precision: int | float
+    recall: int | float
+    exact_match: int | float
+    matched: int
+    gold: int
+    predicted: int
+    mended: int
+    missing: int
+
+
 class ComparisonFile(TypedDict):
     """Fields of a comparison in a score file."""
 
@@ -97,6 +110,8 @@ def _figure(location: str, score: float | None = None, interval: dict | None = N
         check_fields(interval, IntervalFile, f"{location}: interval")
     if "precisions" in fields["details"]:
         check_fields(fields["details"], BleuFile, f"{location}: details")
+    if "exact_match" in fields["details"]:
+        check_fields(fields["details"], BracketingFile, f"{location}: details")
     if not 0 <= fields["digits"] <= 20:
         raise ValueError(f"{location}: digits: expected 0 to 20, found {fields['digits']}.")
     return MetricScore(

@@ -3,13 +3,19 @@
 import shlex
 from pathlib import Path
 
+from ..data.treebanks import is_treebank
 from .arguments import DataArguments
 from .checkpoints import checkpoint_name
 from .fine_tuning import ADAPTER_NAME
 from .trainer import VaswaniTrainer
 
 
-METRICS = {"eval_bleu": "BLEU {:.2f}", "eval_loss": "loss {:.3f}", "eval_perplexity": "perplexity {:.2f}"}
+METRICS = {
+    "eval_bleu": "BLEU {:.2f}",
+    "eval_f1": "F1 {:.2f}",
+    "eval_loss": "loss {:.3f}",
+    "eval_perplexity": "perplexity {:.2f}",
+}
 AVERAGED = 5  # checkpoints; the paper's number for the base model (section 6.1)
 
 
@@ -48,7 +54,8 @@ def _next_command(trainer: VaswaniTrainer, data: DataArguments) -> list[str]:
         return ["hf-vaswani", "average", "--run", str(run), "--last", str(count), "--output", str(output)]
     source = data.eval_files[0] if len(data.eval_files) == 2 else "FILE"
     output = run / f"translations.{data.target_lang}"
-    return ["hf-vaswani", "translate", "--model", str(model), "--input", source, "--output", str(output)]
+    command = ["hf-vaswani", "translate", "--model", str(model), "--input", source, "--output", str(output)]
+    return [*command, "--format", "tree"] if data.train_files and is_treebank(data.train_files[0]) else command
 
 
 def _last_in_place(trainer: VaswaniTrainer) -> int:
