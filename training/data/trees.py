@@ -201,6 +201,15 @@ def _unclosed(stack: list[_Bracket]) -> str:
     return f"the tree of line {stack[0].line} is not closed ({missing})"
 
 
+def tree_words(text: str) -> list[str]:
+    """Words of a sentence, separated by white space, as a tree holds them: with `-LRB-` and `-RRB-` for brackets.
+
+    >>> tree_words("of TNF  (alpha)")
+    ['of', 'TNF', '-LRB-alpha-RRB-']
+    """
+    return text.replace("(", "-LRB-").replace(")", "-RRB-").split()
+
+
 def without_traces(tree: Tree) -> tuple[Tree | None, int]:
     """Copy of a tree without traces (tag `-NONE-`) and without the phrases that hold nothing else, and the number of
     traces. The copy is `None` if no word remains.
