@@ -11,6 +11,7 @@ from datasets.exceptions import DatasetGenerationError
 from ..hub_connection import hub_failure
 from .readers import DataError, check_file, read_pairs
 from .swapped_sides import warnings
+from .treebanks import TreeOptions, is_treebank, load_treebanks
 
 
 logger = logging.getLogger(__name__)
@@ -21,27 +22,36 @@ TEXT_FEATURES = Features({"source": Value("string"), "target": Value("string")})
 
 
 def load_pairs(
-    files: list[str], source_lang: str, target_lang: str, drop_empty: bool = False, streaming: bool = False
+    files: list[str],
+    source_lang: str,
+    target_lang: str,
+    drop_empty: bool = False,
+    streaming: bool = False,
+    trees: TreeOptions | None = None,
 ) -> Dataset | IterableDataset:
     """Load sentence pairs from files. Log a warning if the first line looks like a header, or the sides look swapped.
 
     Args:
         files (`list[str]`): Two parallel text files, source first, with one sentence per line; or one `.tsv` file
             (source, tab, target); or one `.jsonl` or `.parquet` file, either in the layout of WMT on the Hub,
-            `{"translation": {"en": ..., "de": ...}}`, or with one column per language. Text files may be gzipped.
+            `{"translation": {"en": ..., "de": ...}}`, or with one column per language; or any number of `.trees` files,
+            see `load_treebanks`. Text files may be gzipped.
         source_lang, target_lang (`str`): Language codes that name the columns.
         drop_empty (`bool`): Keep pairs with an empty side, which `filter_by_length` then drops and counts. Otherwise
             they are an error.
         streaming (`bool`): Read and check the pairs lazily.
+        trees (`TreeOptions`, *optional*): Choices in linearising `.trees` files.
 
     Returns:
-        `datasets.Dataset` (or `IterableDataset`) with the columns `source` and `target`.
+        `datasets.Dataset` (or `IterableDataset`) with the columns `source` and `target`, and `tree` for `.trees` files.
 
     Raises:
         DataError: Unequal numbers of lines, an empty line or file, bytes that are not UTF-8, invalid JSON, or a
             missing column. The message names the file and the line.
         OSError: A file does not exist, is not readable, or is not a regular file. Files are read more than once.
     """
+    if files and is_treebank(files[0]):
+        return load_treebanks(files, trees, streaming)
     if len(files) not in (1, 2):
         raise DataError(f"Expected two parallel text files or one file of pairs, got {len(files)}: {files}.")
     for file in files:

@@ -63,7 +63,7 @@ def read_pairs(files, langs) -> Iterator[tuple[str, str, str]]:
     readers = {".tsv": _read_tsv, ".jsonl": _read_jsonl, ".json": _read_jsonl, ".parquet": _read_parquet}
     if suffix not in readers:
         raise DataError(
-            f"{files[0]}: one file of pairs must end in {', '.join(readers)}, found {suffix or 'no ending'!r}."
+            f"{files[0]}: one file of pairs must end in {', '.join(readers)} or .trees, found {suffix or 'no ending'!r}."
         )
     yield from readers[suffix](files[0], langs)
 

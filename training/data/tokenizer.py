@@ -6,11 +6,12 @@ The base alphabet is the 256 bytes, so every Unicode text can be encoded without
 import copy
 import heapq
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
@@ -19,6 +20,8 @@ from transformers import PreTrainedTokenizerFast
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # ids 0, 1, 2: the defaults of VaswaniConfig
 SPECIAL_TOKENS = [PAD, BOS, EOS]
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
+# The pre-tokenisation of `pre_tokenizers.ByteLevel`, which has no public form.
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 MIN_PAIR_FREQUENCY = 2  # the embedding of a token that occurs once would hardly be trained
 
 
@@ -69,6 +72,44 @@ def check_vocab_size(vocab_size: int) -> None:
             f"vocab_size must be at least {SMALLEST_VOCABULARY} "
             f"({len(SPECIAL_TOKENS)} special tokens and 256 bytes), got {vocab_size}."
         )
+
+
+def with_symbols(tokenizer: PreTrainedTokenizerFast, symbols: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Extend a byte-level BPE by symbols of linearised trees, each a token of its own.
+
+    A symbol is found only between spaces, so no part of a word becomes one. A word that is a symbol, like a comma, has
+    the symbol's token on the source side too. Decoding puts the space before a symbol back.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerFast`): Output of `train_tokenizer`; it is not modified.
+        symbols (`Iterable[str]`): Symbols without spaces, like `(NP`, `)NP` and `NN`.
+
+    Returns:
+        The tokenizer with the symbols as added tokens, which are neither special nor normalised. See `symbol_ids`.
+    """
+    symbols = sorted(set(symbols))
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = content["model"]
+    model["ignore_merges"] = True  # a symbol has no merges; it is looked up whole
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens = [to_bytes.pre_tokenize_str(f" {symbol}")[0][0] for symbol in symbols]
+    for token in tokens:
+        model["vocab"].setdefault(token, len(model["vocab"]))
+    extended = copy.deepcopy(tokenizer)
+    extended.backend_tokenizer.model = Tokenizer.from_str(json.dumps(content)).model
+    # Longer symbols first: the first alternative that matches is taken.
+    alternatives = "|".join(re.escape(symbol) for symbol in sorted(symbols, key=len, reverse=True))
+    split = pre_tokenizers.Split(Regex(rf" (?:{alternatives})(?= |\z)|{WORDS}"), "isolated")
+    extended.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    extended.add_tokens([AddedToken(token, normalized=False, special=False) for token in tokens])
+    return extended
+
+
+def symbol_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """Ids of the symbols of `with_symbols`, by symbol; empty for a tokenizer without symbols."""
+    special = set(tokenizer.all_special_ids)
+    added = sorted(set(tokenizer.get_added_vocab().values()) - special)
+    return {tokenizer.decode([token]).strip(" "): token for token in added}
 
 
 def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int) -> PreTrainedTokenizerFast:

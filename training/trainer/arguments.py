@@ -27,7 +27,9 @@ class VaswaniTrainingArguments(TrainingFields, Seq2SeqTrainingArguments):
         if self.num_train_epochs is None:
             self.num_train_epochs = 1.0  # max_steps takes precedence
         if not self.eval_bleu and self.best_metric == "eval_bleu":
-            self.metric_for_best_model = "eval_loss"
+            self.metric_for_best_model = "eval_f1" if self.eval_f1 else "eval_loss"
+        if not self.eval_f1 and self.best_metric == "eval_f1":
+            raise ValueError("metric_for_best_model=eval_f1 needs eval_f1, which parses the evaluation set.")
         if self.greater_is_better is None:  # transformers would prefer higher perplexity
             self.greater_is_better = METRICS.get(self.best_metric)
         try:
@@ -53,6 +55,10 @@ class VaswaniTrainingArguments(TrainingFields, Seq2SeqTrainingArguments):
             )
         check_positive(self, "source_tokens_per_update", "target_tokens_per_update", "tokens_per_device")
         check_positive(self, "eval_tokens_per_device", "num_train_epochs", "save_minutes", "early_stopping_patience")
+        check_positive(self, "num_beams")
+        for name in ("length_penalty", "max_extra_tokens"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
         if self.max_steps != -1:  # -1: num_train_epochs decides
             check_positive(self, "max_steps")
         for name in ("seed", "data_seed"):

@@ -35,7 +35,7 @@ PROGRESS_NAME = "progress.json"
 TRAINING_CHECKSUMS_NAME = "training_checksums.json"
 # Numeric fields in the log of `trainer_state.json` that the curves and the model card use.
 NUMBERS = {
-    *("loss", "learning_rate", "eval_loss", "eval_perplexity", "eval_bleu", "eval_runtime", "train_loss"),
+    *("loss", "learning_rate", "eval_loss", "eval_perplexity", "eval_bleu", "eval_f1", "eval_runtime", "train_loss"),
     *("train_runtime", "train_steps_per_second", "target_tokens_per_second", "padding_share"),
 }
 

@@ -9,7 +9,12 @@ from .fine_tuning import ADAPTER_NAME
 from .trainer import VaswaniTrainer
 
 
-METRICS = {"eval_bleu": "BLEU {:.2f}", "eval_loss": "loss {:.3f}", "eval_perplexity": "perplexity {:.2f}"}
+METRICS = {
+    "eval_bleu": "BLEU {:.2f}",
+    "eval_f1": "F1 {:.2f}",
+    "eval_loss": "loss {:.3f}",
+    "eval_perplexity": "perplexity {:.2f}",
+}
 AVERAGED = 5  # checkpoints; the paper's number for the base model (section 6.1)
 
 

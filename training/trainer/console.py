@@ -95,6 +95,8 @@ class ConsoleLog(TrainerCallback):
         parts = [f"loss {logs[f'{prefix}_loss']:.3f}", f"perplexity {logs[f'{prefix}_perplexity']:,.2f}"]
         if f"{prefix}_bleu" in logs:
             parts.append(f"BLEU {logs[f'{prefix}_bleu']:.2f}")
+        if f"{prefix}_f1" in logs:
+            parts.append(f"F1 {logs[f'{prefix}_f1']:.2f}")
         line = f"{prefix}: {', '.join(parts)} ({logs[f'{prefix}_runtime']:.1f} s)"
         return line if self._bar is None else f"{_update(state)}  {line}"
 

@@ -107,8 +107,8 @@ class DataArguments:
     train_files: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Training pairs: two parallel text files, or one .tsv, .jsonl or .parquet file. All but .parquet "
-            "may be compressed (.gz).",
+            "help": "Training pairs: two parallel text files, or one .tsv, .jsonl or .parquet file; or trees: one or "
+            "more .trees files. All but .parquet may be compressed (.gz).",
             "aliases": ["--train_file"],
         },
     )
@@ -118,6 +118,17 @@ class DataArguments:
             "help": "Evaluation pairs, in the formats of train_files.",
             "aliases": ["--eval_file"],
         },
+    )
+    tree_tags: Literal["keep", "XX"] = field(
+        default="keep",
+        metadata={"help": "Symbols for the words of .trees files: their part-of-speech tags, or XX for all of them."},
+    )
+    strip_trees: bool = field(
+        default=False, metadata={"help": "Remove and count traces and function tags in .trees files."}
+    )
+    tree_weights: list[str] = field(
+        default_factory=list,
+        metadata={"help": "For each .trees file of train_files, how many times it is read in an epoch."},
     )
     dataset_name: str | None = field(default=None, metadata={"help": "Data set on the Hub, instead of files."})
     dataset_config: str | None = field(
@@ -153,9 +164,11 @@ class DataArguments:
     def __post_init__(self):
         check_values(self)
         check_positive(self, "max_length", "max_length_ratio", "num_proc", "stream_window")
+        if not all(weight.isascii() and weight.isdigit() and int(weight) > 0 for weight in self.tree_weights):
+            raise ValueError(f"tree_weights: expected whole numbers above 0, found {', '.join(self.tree_weights)}.")
 
 
-METRICS = {"eval_loss": False, "eval_perplexity": False, "eval_bleu": True}  # True: higher is better
+METRICS = {"eval_loss": False, "eval_perplexity": False, "eval_bleu": True, "eval_f1": True}  # True: higher is better
 
 
 @dataclass
@@ -182,9 +195,30 @@ class TrainingFields:
         default=2048, metadata={"help": "Maximum tokens per side in one evaluation batch on one device."}
     )
     eval_bleu: bool = field(default=True, metadata={"help": "Translate the evaluation set and report BLEU."})
+    eval_f1: bool = field(
+        default=False,
+        metadata={"help": "Parse the evaluation set, which must be trees, and report the F1 of their brackets."},
+    )
     bleu_tokenize: str = field(
         default="13a",
         metadata={"help": "sacreBLEU tokenisation for eval_bleu: 13a for raw text, none for tokenised text."},
+    )
+    num_beams: int | None = field(
+        default=None,
+        metadata={"help": "Beams of the checkpoint's search; by default the paper's 4, or those of init_from."},
+    )
+    length_penalty: float | None = field(
+        default=None,
+        metadata={
+            "help": "Length penalty of the checkpoint's search; by default the paper's 0.6, or that of init_from."
+        },
+    )
+    max_extra_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Number of tokens by which an output may exceed its source; by default the paper's 50 for "
+            "translation, or that of init_from. The paper's parser has 300."
+        },
     )
     save_minutes: float | None = field(
         default=None, metadata={"help": "Interval of additional checkpoints in minutes (10 in the paper)."}
@@ -259,7 +293,7 @@ class TrainingFields:
     )
     metric_for_best_model: str | None = field(
         default="eval_bleu",
-        metadata={"help": "Metric of the best checkpoint: eval_loss, eval_perplexity or eval_bleu."},
+        metadata={"help": "Metric of the best checkpoint: eval_loss, eval_perplexity, eval_bleu or eval_f1."},
     )
     report_to: str | list[str] | None = field(
         default="tensorboard", metadata={"help": "Where to log, such as tensorboard, wandb or none."}

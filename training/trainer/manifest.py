@@ -29,6 +29,7 @@ HARMLESS = {
     *("output_dir", "disable_tqdm", "report_to", "run_name", "project", "debug", "skip_memory_metrics"),
     *("per_device_eval_batch_size", "prediction_loss_only", "predict_with_generate", "batch_eval_metrics"),
     *("average", "average_count", "early_stopping_patience"),
+    *("num_beams", "length_penalty", "max_extra_tokens"),
     *("load_best_model_at_end", "greater_is_better", "bleu_tokenize", "use_cache"),
     *("do_train", "do_eval", "do_predict", "use_cpu", "tf32", "full_determinism"),
     *("activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps"),
@@ -54,7 +55,7 @@ class Manifest(TypedDict):
     may_change: dict[str, Any]
 
 
-SCORING = {"bleu_tokenize", "eval_average"}
+SCORING = {"bleu_tokenize", "eval_average", "num_beams", "length_penalty", "max_extra_tokens"}
 SCHEDULES_WITHOUT_END = {"inverse_sqrt", "constant", "constant_with_warmup"}
 
 
@@ -124,6 +125,7 @@ def _evaluation(data: DataArguments) -> dict:
 def _data(data: DataArguments, pairs: Dataset | FilteredStream, devices: int) -> dict:
     """Fingerprint of the training data, independent of the files' names and folders."""
     names = ["source_lang", "target_lang", "drop_empty", "max_length", "max_length_ratio", "streaming"]
+    names += ["tree_tags", "strip_trees", "tree_weights"]
     names += ["dataset_name", "dataset_config", "train_split"] if data.dataset_name else []
     names += ["stream_window"] if data.streaming else []
     values = {name: getattr(data, name) for name in names}

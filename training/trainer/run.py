@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from datasets import Dataset, IterableDataset
@@ -17,7 +18,8 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from ..data.encoding import FilteredStream, filter_by_length, tokenize
 from ..data.pairs import load_hub_pairs, load_pairs
 from ..data.readers import DataError
-from ..data.tokenizer import check_vocab_size, extend_tokenizer, train_tokenizer
+from ..data.tokenizer import check_vocab_size, extend_tokenizer, train_tokenizer, with_symbols
+from ..data.treebanks import TreeOptions
 from ..files import check_output_folder
 from ..inference.checkpoint_files import check_size
 from ..inference.direction import is_reversed
@@ -121,9 +123,10 @@ def load_datasets(data: DataArguments) -> tuple[Dataset | IterableDataset, Datas
         return train, Dataset.from_list(list(evaluation)) if data.streaming else evaluation
     if not data.train_files:
         raise DataError("No training data: set train_files or dataset_name.")
-    train = load_pairs(data.train_files, *langs, drop_empty=data.drop_empty, streaming=data.streaming)
-    evaluation = load_pairs(data.eval_files, *langs, drop_empty=data.drop_empty) if data.eval_files else None
-    return train, evaluation
+    options = {"drop_empty": data.drop_empty, "trees": TreeOptions(data.tree_tags, data.strip_trees)}
+    evaluation = load_pairs(data.eval_files, *langs, **options) if data.eval_files else None
+    options["trees"] = replace(options["trees"], weights=tuple(int(weight) for weight in data.tree_weights))
+    return load_pairs(data.train_files, *langs, **options, streaming=data.streaming), evaluation
 
 
 def existing_tokenizer(
@@ -142,19 +145,32 @@ def existing_tokenizer(
 def learn_tokenizer(
     model_args: ModelArguments, train: Dataset | IterableDataset, start: Path | None, args: VaswaniTrainingArguments
 ) -> PreTrainedTokenizerBase:
-    """Learn a tokenizer from both sides of the training pairs, or extend that of `start`; save it to `output_dir`."""
+    """Learn a tokenizer from both sides of the training pairs, or extend that of `start`; save it to `output_dir`.
+
+    Of trees, only the words are split into tokens; each of their symbols is a token.
+    """
     with args.main_process_first(desc="learning the vocabulary", local=False):  # output_dir is shared
         if args.process_index == 0:
-            texts = (text for side in ("source", "target") for batch in train.iter(1000) for text in batch[side])
+            is_trees = "tree" in train.column_names and not start
+            sides = ("source",) if is_trees else ("source", "target")
+            texts = (text for side in sides for batch in train.iter(1000) for text in batch[side])
             if start:
                 old = load_tokenizer(start, model_args.trust_remote_code)
                 tokenizer = extend_tokenizer(old, texts, model_args.extend_vocabulary)
             else:
                 logger.info("Learning a vocabulary of %s tokens.", f"{model_args.vocab_size:,}")
                 takes_long = not has_length(train) or len(train) >= LONG
-                tokenizer = train_tokenizer(texts, model_args.vocab_size, takes_long and shows_bars(args))
+                symbols = tree_symbols(train) if is_trees else set()
+                size = model_args.vocab_size - len(symbols)
+                tokenizer = train_tokenizer(texts, size, takes_long and shows_bars(args))
+                tokenizer = with_symbols(tokenizer, symbols) if symbols else tokenizer
             save_tokenizer(tokenizer, Path(args.output_dir))
         return load_tokenizer(args.output_dir, model_args.trust_remote_code)
+
+
+def tree_symbols(pairs: Dataset | IterableDataset) -> set[str]:
+    """Symbols of the linearised trees of a data set."""
+    return {symbol for batch in pairs.iter(1000) for target in batch["target"] for symbol in target.split(" ")}
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
@@ -342,6 +358,8 @@ def make_trainer(
         extend_embeddings(model, load_tokenizer(start, model_args.trust_remote_code), tokenizer)
     if start and not checkpoint and args.process_index == 0:
         warn_of_reversed_pairs(model, tokenizer, texts, start)
+    search = {name: getattr(args, name) for name in ("num_beams", "length_penalty", "max_extra_tokens")}
+    model.generation_config.update(**{name: value for name, value in search.items() if value is not None})
     if args.learning_rate is None:
         args.learning_rate = paper_learning_rate(model.config.d_model, args.get_warmup_steps(args.max_steps))
     record = None

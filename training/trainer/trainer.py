@@ -16,7 +16,9 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput, has_length
 
 from ..data.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
+from ..data.brackets import agreement, f1
 from ..data.encoding import lengths, share_of_stream
+from ..data.trees import parse_tree, restore
 from ..inference.translation import translate
 from ..paper import inverse_sqrt_factor
 from .arguments import VaswaniTrainingArguments
@@ -278,7 +280,7 @@ class VaswaniTrainer(ResumableTrainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs,
     ) -> dict[str, float]:
-        """Evaluate cross-entropy and perplexity per token, and BLEU of translations by `generate()`.
+        """Evaluate cross-entropy and perplexity per token, and BLEU of translations or F1 of trees by `generate()`.
 
         The loss is the sum over all target tokens divided by their number, so `exp(eval_loss)` is the perplexity. The
         stock Trainer averages over batches instead. With `eval_average`, the averaged weights are evaluated.
@@ -290,7 +292,8 @@ class VaswaniTrainer(ResumableTrainer):
             **gen_kwargs: Options of `generate()`.
 
         Returns:
-            `eval_loss`, `eval_perplexity`, `eval_bleu` (if `eval_bleu` is set) and `eval_runtime` in seconds.
+            `eval_loss`, `eval_perplexity`, `eval_bleu` and `eval_f1` (if they are set) and `eval_runtime` in
+            seconds.
         """
         self.save_before_evaluation()
         started = time.monotonic()
@@ -300,8 +303,14 @@ class VaswaniTrainer(ResumableTrainer):
         with self._averaged():
             loss = self._loss_per_token(dataset)
             metrics = {"loss": loss, "perplexity": float(np.exp(loss))}
+            if self.args.eval_bleu or self.args.eval_f1:
+                outputs = self._outputs(dataset, gen_kwargs)
             if self.args.eval_bleu:
-                metrics["bleu"] = self._bleu(dataset, gen_kwargs)
+                targets = [dataset["target"][:]]
+                bleu = sacrebleu.corpus_bleu(outputs, targets, tokenize=self.args.bleu_tokenize, force=True)
+                metrics["bleu"] = bleu.score
+            if self.args.eval_f1:
+                metrics["f1"] = bracket_f1(outputs, dataset["tree"][:])
         self.model.train(was_training)
         metrics["runtime"] = round(time.monotonic() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -320,7 +329,8 @@ class VaswaniTrainer(ResumableTrainer):
         losses, counts = zip(*gather_object([(loss, tokens)]))
         return sum(losses) / sum(counts)
 
-    def _bleu(self, dataset: Dataset, gen_kwargs: dict) -> float:
+    def _outputs(self, dataset: Dataset, gen_kwargs: dict) -> list[str]:
+        """Translate the sources of a data set, each device a share of them."""
         world, rank = self.args.world_size, self.args.process_index
         args = {"num_beams": self.args.generation_num_beams, "max_length": self.args.generation_max_length}
         gen_kwargs = {**{name: value for name, value in args.items() if value is not None}, **gen_kwargs}
@@ -331,9 +341,14 @@ class VaswaniTrainer(ResumableTrainer):
                 self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs
             )
         translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(own_share)]))
-        texts = [text for _, text in translations]
-        bleu = sacrebleu.corpus_bleu(texts, [dataset["target"][:]], tokenize=self.args.bleu_tokenize, force=True)
-        return bleu.score
+        return [text for _, text in translations]
+
+
+def bracket_f1(outputs: list[str], trees: list[str]) -> float:
+    """Labelled F1 of outputs, restored over the words of the gold trees, by `data.brackets`."""
+    golds = [parse_tree(tree) for tree in trees]
+    restored = [restore(output.split(), gold.words())[0] for output, gold in zip(outputs, golds)]
+    return f1(*(sum(column) for column in zip(*map(agreement, golds, restored))))
 
 
 class _Throughput:
