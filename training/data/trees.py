@@ -318,12 +318,12 @@ def restore(symbols: Iterable[str], words: list[str], tags: list[str] | None = N
         ValueError: There are no words, not as many tags, or a word or tag is empty or has a bracket or white space.
     """
     _check_words(words, tags)
-    symbols, counts = _readable(symbols, len(words))
-    leaves = iter(_leaves(symbols, words, tags))
-    ahead = sum(not bracket for bracket, _ in symbols)
+    readable, counts = _readable(symbols, len(words))
+    leaves = iter(_leaves(readable, words, tags))
+    ahead = sum(not bracket for bracket, _ in readable)
     top = Tree("", [])
     opened = [top]
-    for bracket, label in symbols:
+    for bracket, label in readable:
         if bracket == "(":
             opened.append(Tree(label, []))
         elif not bracket:
