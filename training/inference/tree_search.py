@@ -101,7 +101,7 @@ class TreeConstraint(SentenceProcessor):
         # A tag per word, a bracket per open phrase and the end token are still needed, two brackets for a new phrase.
         spare = limits - (input_ids.shape[1] - 1) - (words_left + depth + 1)
         may = torch.zeros(len(words), END + 1, dtype=torch.bool, device=scores.device)  # by kind
-        may[:, OPENING] = has_words & (spare >= 2) & ~(is_outside & (words_left < words))
+        may[:, OPENING] = has_words & (spare >= 2)
         may[:, TAG] = has_words & (~is_outside | (words == 1))
         may_close = ~is_outside & (kinds[:, -1] != OPENING) & ((depth > 1) | ~has_words)
         may[:, END] = ~(may.any(-1) | may_close)  # at the end, and where nothing else is possible
