@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from .kernels_vaswani import pack, softmax
 
@@ -307,6 +307,40 @@ class ModelDecoder:
 Decoder = StepDecoder | EnsembleDecoder | ModelDecoder
 
 
+class SentenceProcessor(LogitsProcessor):
+    """Logits processor that needs to know the sentence of each row, because sentences leave the batch.
+
+    Args:
+        sentences (`int`): Number of sentences of the whole batch.
+    """
+
+    def __init__(self, sentences: int):
+        self.sentences = sentences
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        """Process the rows of all sentences, as transformers' loops ask for."""
+        return self.process(input_ids, scores, torch.arange(self.sentences, device=scores.device))
+
+    def process(self, input_ids: torch.LongTensor, scores: torch.Tensor, sentences: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            input_ids (`torch.Tensor` of shape `(rows, length)`): Tokens of equally many rows for each sentence.
+            scores (`torch.Tensor` of shape `(rows, vocab_size)`): Scores of the next token.
+            sentences (`torch.Tensor` of shape `(remaining,)`): Positions in the whole batch, in the order of the rows.
+        """
+        raise NotImplementedError
+
+
+def _processed(processors: LogitsProcessorList, tokens, scores, sentences: torch.Tensor) -> torch.Tensor:
+    """Apply processors to the rows of `sentences`; see [`SentenceProcessor.process`]."""
+    for processor in processors:
+        if isinstance(processor, SentenceProcessor):
+            scores = processor.process(tokens, scores, sentences)
+        else:
+            scores = processor(tokens, scores)
+    return scores
+
+
 @torch.no_grad()
 def greedy_search(
     decoder: StepDecoder | EnsembleDecoder,
@@ -323,7 +357,7 @@ def greedy_search(
         prompt (`torch.Tensor` of shape `(sentences, prompt)`): Start token and forced prefix of the outputs.
         limits (`torch.Tensor` of shape `(sentences,)`): Greatest number of tokens of each sentence.
         eos (`torch.Tensor` of shape `(ends,)`): Tokens that end a sentence.
-        processors (`LogitsProcessorList`): Processors that treat every row of a batch alike.
+        processors (`LogitsProcessorList`): Processors that treat every row of a batch alike, or know its sentence.
         fill (`int`): Padding behind the end of a sequence.
 
     Returns:
@@ -334,8 +368,7 @@ def greedy_search(
     rows = torch.arange(len(prompt), device=prompt.device)
     while True:
         logits = decoder.logits(tokens[:, None])
-        if processors:
-            logits = processors(tokens, logits)
+        logits = _processed(processors, tokens, logits, sentences=rows)
         tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=-1)
         sequences = F.pad(sequences, (0, 1), value=fill)
         sequences[rows, -1] = tokens[:, -1]
@@ -488,8 +521,7 @@ class BeamSearch:
         beams = 1 if is_first and enough else self.beams
         histories = state.tokens[:, :beams]
         scores = decoder.logits(histories).log_softmax(-1)
-        if self.processors:
-            scores = self.processors(histories.flatten(0, 1), scores)
+        scores = _processed(self.processors, histories.flatten(0, 1), scores, sentences=state.index)
         scores, so_far = scores.unflatten(0, (-1, beams)), state.scores[:, :beams, None]
         return scores + so_far if decoder.keeps_batch else scores.add_(so_far)
 
@@ -598,6 +630,7 @@ __all__ = [
     "DecoderWeights",
     "EnsembleDecoder",
     "ModelDecoder",
+    "SentenceProcessor",
     "StepDecoder",
     "gnmt_length_penalty",
     "greedy_search",

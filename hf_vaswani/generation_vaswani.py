@@ -52,6 +52,7 @@ from .decoding_vaswani import (
     DecoderWeights,
     EnsembleDecoder,
     ModelDecoder,
+    SentenceProcessor,
     StepDecoder,
     end_tokens,
     greedy_search,
@@ -278,7 +279,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             and settings.eos_token_id is not None
             and asked <= ORDINARY_INPUTS
             and (mask is None or (mask.dim() == 2 and bool(mask.any(-1).all())))
-            and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor or ())
+            and all(_is_row_wise(processor) for processor in logits_processor or ())
             and all(type(criterion) in KNOWN_CRITERIA for criterion in stopping_criteria or ())
             and all(_is_plain(model) for model in (self, *ensemble))
             and not (torch.compiler.is_compiling() or torch.is_autocast_enabled(self.device.type))
@@ -311,7 +312,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             limits = torch.minimum(limits, search.limits.to(prompt.device))
         is_fast = (
             search.is_fast
-            and all(type(processor) in ROW_WISE_PROCESSORS for processor in logits_processor)
+            and all(_is_row_wise(processor) for processor in logits_processor)
             and all(_is_known(criterion, generation_config) for criterion in stopping_criteria)
         )
         if not is_fast:
@@ -436,6 +437,11 @@ def _refuse(ensemble: list[nn.Module]) -> None:
             "An ensemble decodes by greedy or beam search, without sampling, streamers, outputs of every step, other "
             "caches, custom processors, or changes to its models."
         )
+
+
+def _is_row_wise(processor: LogitsProcessor) -> bool:
+    """Check that a processor allows sentences to leave the batch."""
+    return type(processor) in ROW_WISE_PROCESSORS or isinstance(processor, SentenceProcessor)
 
 
 def _is_known(criterion: StoppingCriteria, config: GenerationConfig) -> bool:

@@ -58,13 +58,14 @@ def _add_files(group: OptionGroup) -> None:
         "/dev/null, is written to directly (default: standard output)")  # fmt: skip
     add("--resume", action="store_true", help="resume an interrupted run that wrote to the same --output")
     add("--format", choices=FORMATS, help="output format: text has the best translation on each line, nbest is the "
-        "n-best list of Moses, jsonl has one JSON object per line with scores and the log probability of every token "
-        "(default: text, or nbest with --n-best)")  # fmt: skip
+        "n-best list of Moses, jsonl has one JSON object per line with scores and the log probability of every token, "
+        "tree has the bracketed tree of a parser, or an n-best list of trees with --n-best; words are separated by "
+        "spaces (default: text, or nbest with --n-best)")  # fmt: skip
     add("--max-source-tokens", type=positive, help="maximum number of tokens in a line; --long-lines handles longer "
         f"lines (default: the model's limit, or {MAX_SOURCE_TOKENS})")  # fmt: skip
-    add("--long-lines", choices=("split", "error"), default="split", help="split lines that exceed "
-        "--max-source-tokens into pieces that are translated separately, or stop with an error "
-        "(default: %(default)s)")  # fmt: skip
+    add("--long-lines", choices=("split", "error"), help="split lines that exceed --max-source-tokens into pieces "
+        "that are translated separately, or stop with an error (default: split; always error with "
+        "--format tree)")  # fmt: skip
     add("--skip-bad-lines", action="store_true", help="leave the translation of a line empty that is too long, or "
         "whose prefix is, and report the lines at the end (default: stop with an error)")  # fmt: skip
     add_trust(group)
@@ -74,8 +75,12 @@ def _add_search(group: OptionGroup) -> None:
     add = group.add_argument
     add("--num-beams", type=positive, help="beam size (default: the checkpoint's)")
     add("--length-penalty", type=finite, help="length penalty α, 0.6 in the paper (default: the checkpoint's)")
+    add("--max-extra-tokens", type=positive, help="number of tokens by which a translation may exceed its source, 50 "
+        "in the paper and 300 for its parser (default: the checkpoint's)")  # fmt: skip
     add("--n-best", type=positive, help="number of translations per sentence (default: 1)")
     add("--target-prefix", help="text file parallel to --input with the words that each translation must begin with")
+    add("--unconstrained", action="store_true", help="let --format tree search among all outputs, and mend those that "
+        "are no trees (default: search among trees with one tag per word)")  # fmt: skip
 
 
 def _add_sampling(group: OptionGroup) -> None:
@@ -120,15 +125,32 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         parser.error(f"--sample needs --engine torch, got {args.engine}")
     if args.engine != "torch" and len(args.model) > 1:
         parser.error(f"an ensemble needs --engine torch, got {args.engine} and {len(args.model)} models")
+    _check_trees(parser, args)
     args.sampling = {name: getattr(args, name) for name in sampling} if args.sample else None
     if args.format == "text" and (args.n_best or 1) > 1:
         parser.error("--n-best needs --format nbest or jsonl: text has one translation per line")
     args.format = args.format or ("text" if args.n_best is None else "nbest")
     args.n_best = args.n_best or 1
     args.window = args.window or (1 if is_interactive(args.input) else 10_000)
-    options = {"num_beams": args.num_beams, "length_penalty": args.length_penalty}
-    args.options = {name: value for name, value in options.items() if value is not None}
+    options = ("num_beams", "length_penalty", "max_extra_tokens")
+    args.options = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     return args
+
+
+def _check_trees(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Check the options that `--format tree` excludes or that only it has, and set the default of `--long-lines`."""
+    if args.format != "tree":
+        if args.unconstrained:
+            parser.error("--unconstrained needs --format tree")
+        args.long_lines = args.long_lines or "split"
+        return
+    if args.long_lines == "split":
+        parser.error("--format tree has one tree per line, got --long-lines split")
+    args.long_lines = "error"
+    if args.target_prefix is not None:
+        parser.error(f"--format tree takes no prefixes, got --target-prefix {args.target_prefix}")
+    if args.engine != "torch" and not args.unconstrained:
+        parser.error(f"--format tree needs --unconstrained with --engine {args.engine}, which has no constraints")
 
 
 def how_to_continue(output: str | None) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.killed_output import interrupted_after
 from support.models import noisy_translator, tiny_model
 from support.paths import ROOT, TESTS
 from training.cli import main
@@ -265,23 +266,6 @@ def test_json_lines_have_sources_scores_and_tokens(command, tokenizer, sentences
             penalty = ((5 + len(numbers)) / 6) ** 0.6
             assert translation["score"] == pytest.approx(translation["log_probability"] / penalty, abs=1e-3)
         assert [translation["text"] for translation in line["translations"][:1]] == ([best] if best else [])
-
-
-@contextlib.contextmanager
-def interrupted_after(sentences: int):
-    """Writing fails then, in the middle of the next sentence: of an n-best list, behind its first line."""
-    write, written = PartialOutput.write, []
-
-    def fail(self, text):
-        if len(written) == sentences:
-            write(self, text[: -len(text) // 3])
-            raise RuntimeError("interrupted")
-        written.append(text)
-        write(self, text)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="interrupted"):
-        patch.setattr(PartialOutput, "write", fail)
-        yield
 
 
 @pytest.mark.parametrize("form", ["text", "nbest", "jsonl"])

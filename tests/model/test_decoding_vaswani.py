@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import hf_vaswani.generation_vaswani as generation
-from hf_vaswani.decoding_vaswani import StepDecoder
+from hf_vaswani.decoding_vaswani import SentenceProcessor, StepDecoder
 from support.models import EOS, PAD, batch_of, noisy_model, tiny_model
 
 
@@ -283,6 +283,38 @@ def test_a_custom_processor_sees_the_whole_batch_at_every_step():
         **batch_of([9, 2, 4]), num_beams=2, max_extra_tokens=3, logits_processor=LogitsProcessorList([counter])
     )
     assert counter.rows == {6}
+
+
+class BiasOfSentences(SentenceProcessor):
+    """Adds other numbers for each sentence, and keeps which sentences there were."""
+
+    def __init__(self, sentences: int, vocabulary: int):
+        super().__init__(sentences)
+        self.biases, self.seen = 2 * torch.randn(sentences, vocabulary), []
+
+    def process(self, input_ids, scores, sentences):
+        self.seen.append(sentences.tolist())
+        return scores + self.biases[sentences].repeat_interleave(len(input_ids) // len(sentences), 0)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_processor_of_sentences_is_told_which_remain(num_beams, seed):
+    inputs = batch_of([9, 2, 4, 1, 6])
+    torch.manual_seed(seed)
+    bias = BiasOfSentences(5, 40)
+    options = {
+        **inputs,
+        "num_beams": num_beams,
+        "max_extra_tokens": 4,
+        "logits_processor": LogitsProcessorList([bias]),
+    }
+    expected = noisy_model(seed).generate(**options, fast_decoding=False)
+    assert all(sentences == [0, 1, 2, 3, 4] for sentences in bias.seen)
+    bias.seen.clear()
+    found = noisy_model(seed).generate(**options)
+    assert found.tolist() == expected.tolist()
+    assert any(sentences != list(range(len(sentences))) for sentences in bias.seen)  # one before others has left
 
 
 def a_hook(model):

@@ -1,7 +1,10 @@
-"""A translation that is killed while it writes, for processes of their own."""
+"""Translations that are killed, in processes of their own, or interrupted while they write."""
 
+import contextlib
 import os
 import signal
+
+import pytest
 
 from training.inference.resumable_output import PartialOutput
 
@@ -19,3 +22,20 @@ def kill_after_ten_lines() -> None:
         write(self, text)
 
     PartialOutput.write = write_ten
+
+
+@contextlib.contextmanager
+def interrupted_after(sentences: int):
+    """Writing fails then, in the middle of the next sentence: of an n-best list, behind its first line."""
+    write, written = PartialOutput.write, []
+
+    def fail(self, text):
+        if len(written) == sentences:
+            write(self, text[: -len(text) // 3])
+            raise RuntimeError("interrupted")
+        written.append(text)
+        write(self, text)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="interrupted"):
+        patch.setattr(PartialOutput, "write", fail)
+        yield

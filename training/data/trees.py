@@ -201,6 +201,15 @@ def _unclosed(stack: list[_Bracket]) -> str:
     return f"the tree of line {stack[0].line} is not closed ({missing})"
 
 
+def tree_words(text: str) -> list[str]:
+    """Words of a sentence, separated by white space, as a tree holds them: with `-LRB-` and `-RRB-` for brackets.
+
+    >>> tree_words("of TNF  (alpha)")
+    ['of', 'TNF', '-LRB-alpha-RRB-']
+    """
+    return text.replace("(", "-LRB-").replace(")", "-RRB-").split()
+
+
 def without_traces(tree: Tree) -> tuple[Tree | None, int]:
     """Copy of a tree without traces (tag `-NONE-`) and without the phrases that hold nothing else, and the number of
     traces. The copy is `None` if no word remains.
@@ -309,12 +318,12 @@ def restore(symbols: Iterable[str], words: list[str], tags: list[str] | None = N
         ValueError: There are no words, not as many tags, or a word or tag is empty or has a bracket or white space.
     """
     _check_words(words, tags)
-    symbols, counts = _readable(symbols, len(words))
-    leaves = iter(_leaves(symbols, words, tags))
-    ahead = sum(not bracket for bracket, _ in symbols)
+    readable, counts = _readable(symbols, len(words))
+    leaves = iter(_leaves(readable, words, tags))
+    ahead = sum(not bracket for bracket, _ in readable)
     top = Tree("", [])
     opened = [top]
-    for bracket, label in symbols:
+    for bracket, label in readable:
         if bracket == "(":
             opened.append(Tree(label, []))
         elif not bracket:

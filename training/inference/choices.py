@@ -4,7 +4,7 @@ import re
 
 
 # Output formats of translations; see `formats`.
-FORMATS = ("text", "nbest", "jsonl")
+FORMATS = ("text", "nbest", "jsonl", "tree")
 # Engines of `translate`, the default first.
 ENGINES = ("torch", "ctranslate2")
 # Methods of `alignment`: attention at the better of two positions, or at the given one; or erasure.

@@ -8,9 +8,11 @@ from itertools import chain, islice, zip_longest
 from tqdm import tqdm
 
 from ..data.readers import DataError, read_lines
+from ..data.trees import tree_words
 from .long_lines import split_line
 from .search import Request, Search, Translation
 from .translation import encode
+from .tree_search import TreeConstraint
 from .workers import Processes
 
 
@@ -68,6 +70,7 @@ class RequestBuilder:
         limit (`int`): Maximum source tokens of a line, end token included.
         split (`bool`): Split longer lines into pieces (see `long_lines.py`). Otherwise they cannot be translated.
         skip (`bool`): Skip lines that cannot be translated. Otherwise they are an error.
+        trees (`bool`): The outputs are trees over the words of the lines.
 
     Attributes:
         cut (`list[int]`): Numbers of the lines that were split.
@@ -82,6 +85,7 @@ class RequestBuilder:
     limit: int
     split: bool
     skip: bool = False
+    trees: bool = False
     cut: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -100,7 +104,8 @@ class RequestBuilder:
         """
         requests: list[list[Request]] = []
         self.reasons = {}
-        for line, ids in zip(lines, encode(self.search.tokenizer, [line.text for line in lines])):
+        texts = [" ".join(tree_words(line.text)) if self.trees else line.text for line in lines]
+        for line, ids in zip(lines, encode(self.search.tokenizer, texts)):
             try:
                 requests.append(self._requests(line, ids))
             except LineError as error:
@@ -119,6 +124,8 @@ class RequestBuilder:
         requests = [Request(piece, key=(line.number, index)) for index, piece in enumerate(pieces)]
         if line.prefix.strip() and pieces:
             requests[0].prefix = self._prefix(line, len(pieces[0]))
+        if self.trees and pieces:
+            requests[0].words = self._words(line, len(ids))
         if is_long:
             self.cut.append(line.number)
         return requests
@@ -142,6 +149,16 @@ class RequestBuilder:
                 f"{longest}.",
             )
         return prefix
+
+    def _words(self, line: Line, source_tokens: int) -> int:
+        words, longest = len(tree_words(line.text)), self.search.longest_output(source_tokens)
+        if longest is not None and longest < TreeConstraint.shortest(words):
+            raise LineError(
+                f"{_name(self.file)}:{line.number}",
+                f"a tree of {words} words has at least {TreeConstraint.shortest(words)} tokens, but the output of "
+                f"{source_tokens} source tokens has at most {longest}.",
+            )
+        return words
 
     def notices(self) -> list[str]:
         """Messages about the lines that were split, and about those that were skipped."""

@@ -10,15 +10,20 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_vaswani import VaswaniConfig
 
 from ..data.readers import is_interactive
 from ..files import is_stream
+from .checkpoint_files import GENERATION
 from .choices import ENGINES
 from .corpus import RequestBuilder, read_sources, translate_window
-from .formats import FORMATTERS
+from .formats import AsTrees, make_format
 from .loading import load_ensemble, source_limit
 from .resumable_output import DirectOutput, PartialOutput, model_files
 from .search import Sampling, Search
+from .tree_search import tree_constraint
 from .workers import Processes
 
 
@@ -33,6 +38,8 @@ def describe(args: argparse.Namespace) -> dict:
     settings = {name: getattr(args, name) for name in names} | {"target_prefix": args.target_prefix is not None}
     if args.engine != ENGINES[0]:  # records of earlier versions have no engine
         settings["engine"] = args.engine
+    if args.format == "tree":
+        settings["unconstrained"] = args.unconstrained
     return {"settings": settings, "files": model_files(args.model)}
 
 
@@ -50,11 +57,26 @@ def load_search(args: argparse.Namespace, device: torch.device) -> tuple[Search,
         args.batch_tokens,
         args.n_best,
         None if args.sampling is None else Sampling(**args.sampling),
-        scores=args.format != "text",
+        scores=args.format in ("nbest", "jsonl") or args.n_best > 1,
         log_probabilities=args.format == "jsonl",
         **args.options,
     )
     return search, source_limit(models, args.max_source_tokens)
+
+
+def check_max_extra_tokens(model: PreTrainedModel) -> None:
+    """Raise ValueError if `--max-extra-tokens` has no effect on a model."""
+    if not isinstance(model.config, VaswaniConfig):
+        raise ValueError(
+            f"--max-extra-tokens: expected a model of this package, found {model.config.model_type!r} in "
+            f"{model.name_or_path}."
+        )
+    for name in ("max_length", "max_new_tokens"):
+        if (value := getattr(model.generation_config, name)) is not None:
+            raise ValueError(
+                f"--max-extra-tokens: {model.name_or_path}: {GENERATION}: {name}: expected none, found {value}, which "
+                "takes precedence."
+            )
 
 
 def count_lines(args: argparse.Namespace) -> int | None:
@@ -96,7 +118,7 @@ def open_output(args: argparse.Namespace, total: int | None) -> PartialOutput | 
     if args.output is None or is_stream(args.output):
         return DirectOutput(args.output)
     sources = read_sources(args.input, args.target_prefix)
-    lines_per_sentence = args.n_best if args.format == "nbest" else 1
+    lines_per_sentence = 1 if args.format == "jsonl" else args.n_best
     output_lines = None if total is None else total * lines_per_sentence
     return PartialOutput(args.output, describe(args), sources, args.resume, output_lines)
 
@@ -121,7 +143,7 @@ def translate_corpus(
         processes (`Processes`): Processes that take part.
     """
     sources = islice(read_sources(args.input, args.target_prefix), done, None)
-    interactive = is_interactive(args.input)
+    interactive, formatted = is_interactive(args.input), make_format(args.format, args.n_best)
     if interactive:
         logger.info("Reading standard input, one sentence per line. Ctrl-D ends.")
     bar = {"total": total, "initial": done, "unit": " sentences", "desc": "Translating"}
@@ -140,10 +162,12 @@ def translate_corpus(
             if output is not None:
                 for line, candidates in zip(lines, translations):
                     reason = corpus.reasons.get(line.number)
-                    output.write(FORMATTERS[args.format](line.number - 1, line.text, candidates, reason))
+                    output.write(formatted(line.number - 1, line.text, candidates, reason))
                 output.end_window(lines)
     if processes.is_main and not interactive:
         corpus.report()
+        if isinstance(formatted, AsTrees):
+            logger.info(formatted.report())
         report_speed(done - first, tokens, time.perf_counter() - started)
 
 
@@ -170,8 +194,13 @@ def translate_file(args: argparse.Namespace, load_search: Callable) -> None:
 
     def load_corpus() -> RequestBuilder:
         search, limit = load_search(args, processes.device)
+        if "max_extra_tokens" in args.options:
+            check_max_extra_tokens(search.model)
+        if args.format == "tree":
+            constraint = tree_constraint(search)  # also for its checks
+            search.constraint = None if args.unconstrained else constraint
         options = {"split": args.long_lines == "split", "skip": args.skip_bad_lines or is_interactive(args.input)}
-        return RequestBuilder(search, args.input, args.target_prefix, limit, **options)
+        return RequestBuilder(search, args.input, args.target_prefix, limit, trees=args.format == "tree", **options)
 
     with contextlib.ExitStack() as stack:
         total = processes.together(lambda: count_lines(args))

@@ -1,9 +1,10 @@
-"""Output formats of translations: plain text, Moses n-best lists and JSON lines."""
+"""Output formats of translations: plain text, Moses n-best lists, JSON lines, and trees."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 
-from .choices import FORMATS
+from ..data.trees import restore, tree_words
 from .search import Translation
 
 
@@ -49,4 +50,49 @@ def as_jsonl(number: int, source: str, translations: list[Translation], skipped:
     return json.dumps({"source": source, "translations": rows, **reason}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-FORMATTERS: dict[str, Format] = dict(zip(FORMATS, (as_text, as_nbest, as_jsonl), strict=True))
+class AsTrees:
+    """Format of a parser: well-formed trees over exactly the words of the source, one per line, or n-best lists.
+
+    An empty or skipped sentence has no tree.
+
+    Args:
+        n_best (`int`): Trees per sentence; several make an n-best list.
+
+    Attributes:
+        trees (`int`): Number of trees so far.
+        mended (`int`): Number of trees whose symbols were malformed.
+        counts (`Counter[str]`): What was mended, see `trees.MENDED`.
+
+    >>> AsTrees(1)(7, "Go home", [Translation("(VP VB (NP NN )VP")])
+    '(VP (VB Go) (NP (NN home)))\\n'
+    """
+
+    def __init__(self, n_best: int):
+        self.write = as_text if n_best == 1 else as_nbest
+        self.trees = self.mended = 0
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, number: int, source: str, translations: list[Translation], skipped: str | None = None) -> str:
+        words = tree_words(source)
+        if words and skipped is None:
+            translations = [Translation(self._tree(each.text, words), each.score) for each in translations]
+        return self.write(number, source, translations, skipped)
+
+    def _tree(self, symbols: str, words: list[str]) -> str:
+        tree, counts = restore(symbols.split(), words)
+        self.trees, self.mended, self.counts = self.trees + 1, self.mended + bool(counts), self.counts + counts
+        return str(tree)
+
+    def report(self) -> str:
+        """Sentence about what was mended.
+
+        >>> AsTrees(1).report()
+        'Mended 0 of 0 trees.'
+        """
+        found = ", ".join(f"{number} {kind}" for kind, number in self.counts.most_common())
+        return f"Mended {self.mended} of {self.trees} trees{': ' * bool(found)}{found}."
+
+
+def make_format(name: str, n_best: int) -> Format | AsTrees:
+    """Format of a name in `choices.FORMATS`."""
+    return AsTrees(n_best) if name == "tree" else {"text": as_text, "nbest": as_nbest, "jsonl": as_jsonl}[name]

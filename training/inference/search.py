@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,11 +87,13 @@ class Request:
         ids (`list[int]`): Source tokens, with the end token.
         prefix (`list[int]`): Target tokens that every translation must begin with.
         key (`tuple[int, ...]`): Key of the sentence's random generators in sampling.
+        words (`int`): Number of words of the sentence, for the search of a parser.
     """
 
     ids: list[int]
     prefix: list[int] = field(default_factory=list)
     key: tuple[int, ...] = ()
+    words: int = 0
 
 
 @dataclass
@@ -132,6 +134,9 @@ class Search:
         sampling (`Sampling`, *optional*): Parameters for sampling; search if not given.
         scores, log_probabilities (`bool`): Compute the scores and the log probabilities of the translations.
         **generate_kwargs: Options of `generate()`.
+
+    Attributes:
+        constraint (`Callable`, *optional*): Builds a logits processor for a batch of requests.
 
     Raises:
         ValueError: `n_best` exceeds the number of beams, or log probabilities are requested from an ensemble.
@@ -177,6 +182,7 @@ class Search:
         if len(models) > 1:
             self.options["ensemble"] = models[1:]
         self.keeps_all_scores = False
+        self.constraint: Callable[[list[Request]], LogitsProcessor] | None = None
         self.token_texts = TokenTexts(tokenizer)
 
     def batches(self, requests: list[Request]) -> list[list[int]]:
@@ -272,9 +278,12 @@ class Search:
             start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
             prefixes = [[start, *request.prefix] for request in requests]
             options["decoder_input_ids"] = torch.tensor(prefixes, device=self.model.device)
+        processors = LogitsProcessorList([] if self.constraint is None else [self.constraint(requests)])
         if self.sampling is not None:
             keys = [(*request.key, sample) for request in requests for sample in range(self.n_best)]
-            options["logits_processor"] = LogitsProcessorList([SeededDraw(self.sampling, keys)])
+            processors.append(SeededDraw(self.sampling, keys))
+        if processors:
+            options["logits_processor"] = processors
         if not self.search_scores:
             return self.model.generate(**inputs, **options).tolist(), None
         options |= {"return_dict_in_generate": True, "output_scores": self.keeps_all_scores}
