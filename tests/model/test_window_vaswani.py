@@ -8,9 +8,11 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from hf_vaswani import VaswaniConfig, kernels_vaswani, modeling_vaswani, window_vaswani
+from hf_vaswani.decoding_vaswani import StepDecoder
 from hf_vaswani.modeling_vaswani import VaswaniAttention
 from hf_vaswani.window_vaswani import restricted, shortest_in_blocks
 from support.models import (
+    EOS,
     SPECIAL,
     batch_of,
     random_tokens,
@@ -256,6 +258,39 @@ def generating_model(seed: int, **fields):
             weight.add_(0.4 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
     model.generation_config = GenerationConfig(**SPECIAL)
     return model
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(("window", "side"), [(1, "both"), (2, "decoder"), (5, "both"), (9, "encoder"), (30, "both")])
+def test_the_fast_loops_give_what_the_library_gives(window, side, num_beams):
+    """Sentences of different lengths, some of which leave the batch early, and outputs that outgrow the cache."""
+    seeds_that_differ = 0
+    for seed in range(2):
+        model = generating_model(seed, attention_window=window, attention_window_side=side)
+        search = {"num_beams": num_beams, "max_extra_tokens": 25, "min_new_tokens": 15 * seed}
+        options = {**batch_of([3, 9, 14, 1]), **search, "decoder_input_ids": torch.tensor([[1, 7, 9]] * 4)}
+        expected = model.generate(**options, fast_decoding=False)
+        assert model.generate(**options).tolist() == expected.tolist()
+        model.config.attention_window = None
+        seeds_that_differ += model.generate(**options).tolist() != expected.tolist()
+    assert seeds_that_differ >= (1 if window < 30 else 0)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_the_fast_loops_keep_no_slot_out_of_reach(num_beams, monkeypatch):
+    used, real = [], StepDecoder.compact
+
+    def recorded(self, kept, beams):
+        real(self, kept, beams)
+        used.append(self.used)
+
+    monkeypatch.setattr(StepDecoder, "compact", recorded)
+    options = {**batch_of([5, 3]), "num_beams": num_beams, "max_new_tokens": 100, "suppress_tokens": [EOS]}
+    generating_model(1, attention_window=8).generate(**options)
+    assert len(used) > 20 and max(used) <= (8 // 2 + 1) * num_beams
+    used.clear()
+    generating_model(1).generate(**options)
+    assert max(used) > 90
 
 
 def test_a_static_cache_gives_the_same():
