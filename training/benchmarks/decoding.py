@@ -53,9 +53,9 @@ from .systems import CPU, EXTRA_TOKENS, SYSTEMS, convert, in_process, load, with
 
 
 RUN = 32  # sentences of similar length that stand together in a sample, as in a batch
-CHOSEN_ON, PROFILED = 128, 64  # sentences
-QUICK = {"sentences": 100, "repeats": 1, "single_sentences": 8}
-FULL = {"sentences": 1000, "repeats": 3, "single_sentences": 40}
+PROFILED = 64  # sentences
+QUICK = {"sentences": 100, "repeats": 1, "single_sentences": 8, "chosen_on": 64}
+FULL = {"sentences": 1000, "repeats": 3, "single_sentences": 40, "chosen_on": 128}
 DTYPES = ("float32", "bfloat16", "int8")
 
 
@@ -136,7 +136,7 @@ class Benchmark:
         """Convert the weights and select the batch size, or skip a system that is not to be had here."""
         try:
             convert(system, self.model, self.tokenizer, self.root)
-            few = sample(self.sentences, CHOSEN_ON)
+            few = sample(self.sentences, self.args.chosen_on)
             batch = in_process(choose, system, self.root, self.args.threads, few)
         except (ImportError, ValueError) as error:  # not installed; type or model not supported
             self.skipped[system] = str(error)
@@ -295,6 +295,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--repeats", type=positive, help=f"repetitions ({FULL['repeats']}, quick {QUICK['repeats']})")
     add("--single-sentences", type=positive, help="sentences to translate one at a time "
         f"({FULL['single_sentences']}, quick {QUICK['single_sentences']})")  # fmt: skip
+    add("--chosen-on", type=positive, help="sentences on which each system selects its batch size "
+        f"({FULL['chosen_on']}, quick {QUICK['chosen_on']})")  # fmt: skip
     add("--threads", type=positive, default=2, help="CPU threads (%(default)s)")
     add("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     return parser

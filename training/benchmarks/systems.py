@@ -52,8 +52,8 @@ class System:
     """A loaded system. All searches go from token ids to texts.
 
     Attributes:
-        batched (`Sequence[Mapping[str, Translate]]`): Searches of many sentences by batch size, in groups. In each group the
-            rate rises with the batch size up to some size, and then falls.
+        batched (`Sequence`): Searches of many sentences by batch size, in groups. In each group the rate rises with
+            the batch size up to some size, and then falls.
         single (`Callable`): Search of one sentence of ids with a number of beams.
         fixed_weights (`Callable`): Context in which single searches share packed weights, where there is one.
     """
@@ -188,7 +188,7 @@ def _load_marian(dtype: str, folder: Path) -> System:
                 texts[index] = text
         return texts
 
-    batched = {f"{size} sentences": partial(translate, size=size) for size in (8, 16, 32, 64)}
+    batched = {f"{size} sentences": partial(translate, size=size) for size in (16, 32, 64)}
     return System([batched], lambda sentence, beams: search([sentence], beams)[0])
 
 
