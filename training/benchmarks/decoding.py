@@ -114,6 +114,7 @@ class Benchmark:
         self.sentences, self.references = read(args, self.model, self.tokenizer)
         self.results: dict[str, dict] = {}
         self.skipped: dict[str, str] = {}
+        self.tell(f"{args.model}: {self.model.num_parameters():,} parameters, {len(self.sentences)} sentences")
 
     def tell(self, text: str) -> None:
         print(f"[{time.perf_counter() - self.start:5.0f} s] {text}", flush=True)
@@ -143,6 +144,7 @@ class Benchmark:
             self.tell(f"{system}: skipped: {error}")
             return
         self.results[system] = {"batch": batch, "seconds": []}
+        self.tell(f"{system}: fastest with batches of {batch}")
 
     def translate(self, system: str, turn: int) -> None:
         """Measure one repetition of a system."""
@@ -156,7 +158,7 @@ class Benchmark:
             result |= {"tokens": self.tokens(texts), "bleu": round(bleu.score, 2)}
             result["peak_memory_mb"] = round(memory / 2**20)
         rate = len(self.sentences) / seconds
-        self.tell(f"{system}: {rate:.1f} sentences/s (turn {turn + 1} of {self.args.repeats}, {result['batch']})")
+        self.tell(f"{system}: {rate:.1f} sentences/s (turn {turn + 1} of {self.args.repeats})")
 
     def latency(self, bytes_per_second: float) -> dict:
         """Measure the milliseconds of single sentences of all systems."""

@@ -29,7 +29,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 from hf_vaswani import TABLE_3, VaswaniConfig, VaswaniForConditionalGeneration
 
 from ..conversion.marian import SHUT
-from ..conversion.positions import position_table
+from ..conversion.positions import position_count, position_table
 from ..inference.loading import load_checkpoint
 from ..options import positive
 
@@ -72,7 +72,7 @@ def _larger(small: VaswaniConfig, shape: str, vocab_size: int | None, max_positi
         **{name: getattr(small, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
         decoder_start_token_id=small.decoder_start_token_id,
         position_embedding="learned",
-        max_position_embeddings=max_positions,
+        max_position_embeddings=min(max_positions, position_count(small)),
     )
     for name in ("vocab_size", "d_ff", "d_k", "d_v", "encoder_layers", "decoder_layers"):
         if getattr(config, name) < getattr(small, name):
@@ -167,7 +167,7 @@ def grow(
         shape (`str`): Key of `SHAPES`: the size of the large model. Its `d_model` and `num_heads` must be multiples of
             the small model's, and no size may be smaller.
         vocab_size (`int`, *optional*): Size of the vocabulary; by default that of the shape, or else of the model.
-        max_positions (`int`): Length of the position table.
+        max_positions (`int`): Length of the position table, or less if the small model has a shorter one.
 
     Returns:
         `VaswaniForConditionalGeneration`: The large model.
