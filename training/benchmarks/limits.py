@@ -27,6 +27,7 @@ COPIES = 24
 READ = 2**30  # bytes of the sum that measures the bandwidth: more than caches hold
 
 Shape = tuple[int, int, int]  # rows, input features, output features
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def share_of_limit(
@@ -44,8 +45,8 @@ def share_of_limit(
         The share of the profile that is spent in matrix products, those of attention included. And the share of the
         matrix product limit: the time that the products with weights alone would need, divided by the time of the
         same search without the profiler. The products have the shapes and the number of the search's, as the profiler
-        has recorded them. Each shape is timed by itself, with kernels compiled, by the fastest product of
-        `kernels_vaswani.py` for the type. Attention, quantising, norms and all else count as distance to the limit.
+        has recorded them. Each shape is timed by itself, with kernels compiled, by the fastest product for the type
+        that torch has here. Attention, quantising, norms and all else count as distance to the limit.
     """
     torch.set_num_threads(1)
     search = load(system, root).search(batch)
@@ -83,19 +84,31 @@ def seconds_of(products: Counter[Shape], dtype: str, step_bytes: int) -> float:
     total = 0.0
     for inner, outer in sorted({(inner, outer) for _, inner, outer in products}):
         copies = min(COPIES, 1 + step_bytes // (inner * outer * BYTES[dtype]))
-        layers = [linear(inner, outer, dtype) for _ in range(copies)]
+        candidates = [[make(inner, outer) for _ in range(copies)] for make in products_of(dtype)]
         for (rows, *matrix), count in products.items():
             if matrix == [inner, outer]:
-                total += count * _seconds_each(layers, rows, inner, dtype)
+                total += count * min(_seconds_each(layers, rows, inner, dtype) for layers in candidates)
     return total
 
 
-def linear(inner: int, outer: int, dtype: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Product of rows with a random matrix of `inner` to `outer` features."""
+def products_of(dtype: str) -> list[Callable[[int, int], Product]]:
+    """Ways to multiply rows by a random matrix of so many input and output features. Which one is the fastest in 8
+    bits depends on the processor: only the packed one knows the matrix instructions of recent ones."""
     if dtype == "int8":
-        weight = torch.randint(-127, 128, (inner, outer), dtype=torch.int8)
-        return lambda inputs: torch._int_mm(inputs, weight)
-    return pack(nn.Linear(inner, outer, dtype=getattr(torch, dtype)))
+        return [_int8_product, _packed_int8_product]
+    return [lambda inner, outer: pack(nn.Linear(inner, outer, dtype=getattr(torch, dtype)))]
+
+
+def _int8_product(inner: int, outer: int) -> Product:
+    weight = torch.randint(-127, 128, (inner, outer), dtype=torch.int8)
+    return lambda inputs: torch._int_mm(inputs, weight)
+
+
+def _packed_int8_product(inner: int, outer: int) -> Product:
+    weight = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 128, (outer, inner), dtype=torch.int8), None)
+    scales, zeros = torch.ones(outer), torch.zeros(outer, dtype=torch.int64)
+    rest = (weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    return lambda inputs: torch.ops.onednn.qlinear_pointwise(inputs.view(torch.uint8), 1.0, 128, *rest)
 
 
 def _seconds_each(layers: list[Callable], rows: int, inner: int, dtype: str) -> float:
