@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.checksums_vaswani import checksum, weight_files
 from hf_vaswani.decoding_vaswani import gnmt_length_penalty
 
-from ..inference.batches import by_threads, share_of_batches, token_batches
+from ..inference.batches import by_threads, share_of_batches
 from ..inference.checkpoint_files import CONFIG, TOKENIZER
 from ..inference.loading import find_checkpoint, load_checkpoint, source_limit
 from ..inference.search import Request, Search, Translation
@@ -94,17 +93,6 @@ class CTranslate2Search(Search):
         self.tokens = vocabulary(tokenizer, model.config.vocab_size)
         self.ids = {token: index for index, token in enumerate(self.tokens)}
 
-    def batches(self, requests: list[Request]) -> list[list[int]]:
-        """Indices of requests in batches of equal source length, which defines the limit, and equal prefix length."""
-        groups = defaultdict(list)
-        for index, request in enumerate(requests):
-            groups[len(request.ids), len(request.prefix)].append(index)
-        return [
-            [group[i] for i in batch]
-            for (length, _), group in groups.items()
-            for batch in token_batches([length] * len(group), self.batch_tokens)
-        ]
-
     def translate(
         self, requests: list[Request], rank: int = 0, processes: int = 1
     ) -> Iterator[tuple[int, list[Translation]]]:
@@ -116,19 +104,9 @@ class CTranslate2Search(Search):
             yield from zip(batch, translations)
 
     def _generate(self, requests: list[Request]) -> tuple[list[list[int]], list[float] | None]:
-        [source_tokens], [prefix_tokens] = ({len(side) for side in sides} for sides in zip(*map(_sides, requests)))
-        results = self.translator.translate_batch(
-            [self._texts(request.ids) for request in requests],
-            target_prefix=[self._texts(request.prefix) for request in requests] if prefix_tokens else None,
-            max_decoding_length=self._limit(source_tokens, prefix_tokens),
-            return_scores=True,
-            return_end_token=True,
-            min_decoding_length=0,  # by default, the first token cannot be the end token
-            max_input_length=0,  # by default, longer sources are cut
-            **self._stopping(),
-        )
         outputs, scores = [], []
-        for result in results:
+        for request, result in zip(requests, self._search(requests)):
+            prefix_tokens = len(request.prefix)
             hypotheses = [
                 (score / self._penalty(len(tokens) - prefix_tokens), [self.start, *map(self.ids.get, tokens)])
                 for tokens, score in zip(result.hypotheses, result.scores)
@@ -137,6 +115,34 @@ class CTranslate2Search(Search):
                 scores.append(score)
                 outputs.append(output)
         return outputs, scores if self.search_scores or not self.log_probabilities else None
+
+    def _search(self, requests: list[Request]) -> list[ctranslate2.TranslationResult]:
+        """Search of a batch, in which every sentence has its own limit.
+
+        CTranslate2 has one limit for a batch: that of the longest sentence. A search whose hypotheses all ended before
+        the limit of their sentence is the same as with that limit; the few others are repeated with it.
+        """
+        limits = [self._limit(len(request.ids), len(request.prefix)) for request in requests]
+        results = self._search_at_once(requests, max(limits))
+        for limit in sorted({limit for limit in limits if limit < max(limits)}):
+            late = [i for i in range(len(requests)) if limits[i] == limit and _longest(results[i]) >= limit]
+            repeated = self._search_at_once([requests[i] for i in late], limit) if late else []
+            for index, result in zip(late, repeated):
+                results[index] = result
+        return results
+
+    def _search_at_once(self, requests: list[Request], limit: int) -> list[ctranslate2.TranslationResult]:
+        has_prefix = bool(requests[0].prefix)  # prefixes of a batch have one length
+        return self.translator.translate_batch(
+            [self._texts(request.ids) for request in requests],
+            target_prefix=[self._texts(request.prefix) for request in requests] if has_prefix else None,
+            max_decoding_length=limit,
+            return_scores=True,
+            return_end_token=True,
+            min_decoding_length=0,  # by default, the first token cannot be the end token
+            max_input_length=0,  # by default, longer sources are cut
+            **self._stopping(),
+        )
 
     def _stopping(self) -> dict:
         """Size of the search, and number of hypotheses after which it stops."""
@@ -174,8 +180,8 @@ class CTranslate2Search(Search):
         return [self.tokens[index] for index in ids]
 
 
-def _sides(request: Request) -> tuple[list[int], list[int]]:
-    return request.ids, request.prefix
+def _longest(result: ctranslate2.TranslationResult) -> int:
+    return max(map(len, result.hypotheses))
 
 
 def check_settings(model: VaswaniForConditionalGeneration, options: dict) -> dict:
