@@ -51,6 +51,7 @@ STEPS = [
     *("--generation_num_beams", "1", "--generation_max_length", "8", "--disable_tqdm", "true", "--report_to", "none"),
 ]
 TINY = {"d_model": 8, "d_ff": 8, "d_k": 4, "d_v": 4, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+TREE = "(S (NP (DT the) (NN man)) (VP (VBZ sleeps)))\n"
 FROM_SCRATCH = ["--model_overrides", json.dumps(TINY), "--vocab_size", "300", "--num_proc", "1"]
 
 
@@ -98,7 +99,12 @@ def files(pairs, tokenizer, tmp_path_factory) -> Path:
     }
     for name, lines in columns.items():
         (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+    (folder / "test.words").write_text("the man sleeps\n", encoding="utf-8")
+    (folder / "test.trees").write_text(TREE, encoding="utf-8")
     train_run(folder)
+    for split, count in (("train", 60), ("val", 4)):
+        with gzip.open(folder / f"{split}.trees.gz", "wt", encoding="utf-8") as file:
+            file.write(TREE * count)
     zipped = {"big.en.gz": "train.en"}
     zipped |= {f"lc_norm_tok/{split}.{lang}.gz": f"{split}.{lang}" for split in ("train", "val") for lang in sides}
     (folder / "lc_norm_tok").mkdir()
@@ -151,7 +157,8 @@ def here(files, hub, tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr(DATASETS["wmt14"], "_outdir", str(folder))
     monkeypatch.setattr(workers, "launch", in_this_process)
-    monkeypatch.setenv("MULTI30K", str(folder))
+    for variable in ("MULTI30K", "CRAFT"):
+        monkeypatch.setenv(variable, str(folder))
     named_rows = rows.named_rows
     monkeypatch.setattr(rows, "named_rows", lambda names: named_rows(names)[:1])  # test_ablate.py trains others
     if importlib.util.find_spec("gradio") is None:
