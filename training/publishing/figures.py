@@ -67,16 +67,18 @@ def new_figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Drawing needs matplotlib: pip install 'hf-vaswani[plots]'.") from error
-    return Figure(figsize=(width, height), layout="constrained")
+    picture = Figure(figsize=(width, height), layout="constrained")
+    picture.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+    return picture
 
 
-def finish(axes, **labels: str) -> None:
-    """Set labels and title, a light grid, and a legend if there are several lines."""
+def finish(axes, columns: int = 1, **labels: str) -> None:
+    """Set labels and title, a light grid, and a legend in some columns if there are several lines."""
     axes.set(**labels)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if len(axes.get_legend_handles_labels()[1]) > 1:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, ncols=columns)
 
 
 def figures_of_the_paper(lengths: Sequence[int] = LENGTHS) -> list[PaperFigure]:
@@ -94,23 +96,26 @@ def figures_of_the_paper(lengths: Sequence[int] = LENGTHS) -> list[PaperFigure]:
 def sinusoids_figure(length: int = 128) -> PaperFigure:
     """Position encodings as a heat map, and a few of their features as curves."""
     encodings = sinusoids(torch.arange(length), D_MODEL)
-    picture = new_figure(11, 4.2)
-    left, right = picture.subplots(1, 2, width_ratios=(1.15, 1))
-    image = left.imshow(encodings.T, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
-    left.set(title=f"all {D_MODEL} features", xlabel="position", ylabel="feature")
-    picture.colorbar(image, ax=left, label="value of the encoding", ticks=(-1, 0, 1))
-    for feature, color in zip((0, 40, 80, 120), COLORS):
-        right.plot(encodings[:, feature], color=color, label=f"feature {feature}, a sine")
-    right.plot(encodings[:, 121], color=COLORS[3], linestyle=":", label="feature 121, its cosine")
-    right.set_ylim(-1.1, 2.4)
-    right.set_yticks((-1, 0, 1))
-    finish(right, title="a few of them", xlabel="position", ylabel="value of the encoding")
+    picture = new_figure(13, 4.2)
+    *maps, curves = picture.subplots(1, 3, width_ratios=(1, 1, 1.4))
+    for axes, first, title in zip(maps, (0, 1), ("even features: sines", "odd features: cosines")):
+        lines = {"extent": (-0.5, length - 0.5, D_MODEL + first - 1, first - 1), "interpolation": "nearest"}
+        image = axes.imshow(encodings[:, first::2].T, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", **lines)
+        axes.set(title=title, xlabel="position", ylabel="feature")
+    picture.colorbar(image, ax=maps, label="value", ticks=(-1, 0, 1))
+    shown = encodings[: length // 2]
+    for feature, color in zip((40, 80, 120), COLORS):
+        curves.plot(shown[:, feature], color=color, label=f"feature {feature}")
+    curves.plot(shown[:, 121], color=color, linestyle=":", label="feature 121")
+    curves.set_ylim(-1.1, 1.8)
+    curves.set_yticks((-1, 0, 1))
+    finish(curves, columns=2, title="four features", xlabel="position", ylabel="value")
     return PaperFigure(
         name="sinusoids",
         title="Position encodings",
         section="3.5",
         caption="Each pair of features is the sine and the cosine of the position times a frequency. The frequencies "
-        "fall geometrically from 1 to 1/10000 radians per position, so that the last features hardly change.",
+        "fall geometrically from 1 to about 1/10000 radians per position: the last features hardly change.",
         code=(sinusoids, VaswaniPositionEmbedding),
         picture=picture,
     )
@@ -166,18 +171,20 @@ def schedule_figure(last: int = 20_000) -> PaperFigure:
         ("d_model = 512", [(512, warmup, f"warmup_steps = {warmup}") for warmup in (2000, 4000, 8000)]),
     )
     for axes, (title, curves) in zip(picture.subplots(1, 2, sharey=True), panels):
-        for (d_model, warmup, label), color in zip(curves, COLORS):
-            axes.plot(steps, [1000 * rate for rate in learning_rates(d_model, warmup, steps)], color=color, label=label)
+        for (d_model, warmup, label), color, width in zip(curves, COLORS, (5, 3, 1)):
+            rates = [1000 * rate for rate in learning_rates(d_model, warmup, steps)]
+            axes.plot(steps, rates, color=color, linewidth=width, label=label)
             [peak] = learning_rates(d_model, warmup, [warmup])
             axes.plot(warmup, 1000 * peak, "o", color=color, markersize=4)
             axes.annotate(f"{1000 * peak:.2f}", (warmup, 1000 * peak), (5, 3), textcoords="offset points", color=color)
+        axes.set_xticks(range(0, last + 1, 4000))
         finish(axes, title=title, xlabel="step (updates)", ylabel="learning rate, in units of 0.001")
     return PaperFigure(
         name="learning_rate",
         title="Learning rate",
         section="5.3",
         caption="The rate rises linearly for warmup_steps updates and then falls with the inverse square root of the "
-        "step. Its peak, the dot, is (d_model · warmup_steps)^−0.5: "
+        "step, the same for any warmup_steps. Its peak, the dot, is (d_model · warmup_steps)^−0.5: "
         f"{paper_learning_rate(512, 4000):.6f} for the base model, d_model = 512 and warmup_steps = 4000.",
         code=(PaperSchedule, inverse_sqrt_factor, paper_learning_rate),
         picture=picture,
@@ -208,7 +215,7 @@ def smoothing_figure(vocab_size: int = 10, label: int = 3) -> PaperFigure:
     """Smoothed targets over a small vocabulary, and the loss against the probability of the right token."""
     picture = new_figure(11, 4.2)
     left, right = picture.subplots(1, 2)
-    gold = torch.linspace(0.005, 0.995, 100)
+    gold = torch.linspace(0.01, 0.99, 99)
     for number, (epsilon, color) in enumerate(zip((0.0, 0.1, 0.2), COLORS)):
         target = smoothed_target(vocab_size, label, epsilon)
         places = [token + 0.27 * (number - 1) for token in range(vocab_size)]
@@ -263,7 +270,8 @@ def attention_seconds(length: int) -> float:
     states, threads, seconds = torch.randn(1, length, D_MODEL), torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
-        attention(states)
+        for _ in range(3):  # memory and kernels are prepared by the first calls
+            attention(states)
         for _ in range(max(3, 1024 // length)):
             start = time.process_time()
             attention(states)
@@ -288,15 +296,16 @@ def cost_figure(lengths: Sequence[int]) -> PaperFigure:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    finish(axes, title=f"d = {D_MODEL}", xlabel="tokens of the sentence, n", ylabel="time, in ms")
+    axes.yaxis.set_major_formatter("{x:g}")
+    finish(axes, title=f"one layer, d = {D_MODEL}", xlabel="tokens of the sentence, n", ylabel="CPU time, in ms")
     return PaperFigure(
         name="cost",
         title="Cost of a layer against the length",
         section="4, Table 1",
         caption="Measured on this machine just now: one self-attention of the base model without its four projections, "
         f"CPU time of one thread in float32; {lengths[-1]:,} tokens take {milliseconds[-1]:,.1f} ms. The lines are "
-        "Table 1's operations, at the rate of the longest measured sentence. Self-attention takes fewer operations "
-        "than a recurrent layer for sentences shorter than d.",
+        "Table 1's operations, at the rate of the longest measured sentence; the shortest ones cost mostly the calls "
+        "themselves. Self-attention takes fewer operations than a recurrent layer for sentences shorter than d.",
         code=(VaswaniAttention, eager_attention_forward),
         picture=picture,
     )

@@ -34,6 +34,8 @@ def neighbours(weights: torch.Tensor, offset: int) -> torch.Tensor:
 def distant(weights: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
     """Largest weight on a token at least `DISTANCE` away, a mean over the queries. Special tokens do not count.
 
+    Of each weight, the mean that its key receives is taken off: a head in which all queries attend to one key scores 0.
+
     Args:
         weights (`torch.Tensor` of shape `(layers, heads, length, length)`): Weights of a self-attention.
         is_word (`torch.Tensor` of shape `(length,)`): `False` for special tokens.
@@ -43,7 +45,8 @@ def distant(weights: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
     """
     positions = torch.arange(len(is_word))
     counts = ((positions[:, None] - positions).abs() >= DISTANCE) & is_word & is_word[:, None]
-    return (weights * counts).amax(-1)[..., is_word].mean(-1)
+    excess = (weights - weights.mean(-2, keepdim=True)).clamp(min=0)
+    return (excess * counts).amax(-1)[..., is_word].mean(-1)
 
 
 def coverage(weights: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
@@ -126,8 +129,9 @@ def heads_figure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         "left, which attend, to those on the right; their strength is the weight. In the decoder, the left token is "
         "the one just read. Each panel shows the head with the highest measure in this sentence: for the previous and "
         f"the next token, its mean weight; for distant tokens, the largest weight at a distance of {DISTANCE} or "
-        "more, a mean over the tokens on the left; for an alignment, the largest weight that a source token "
-        "receives, a mean over the source tokens. The start and end of a sentence do not count in the last two.",
+        "more, less the mean weight that its token receives, a mean over the tokens on the left; for an alignment, "
+        "the largest weight that a source token receives, a mean over the source tokens. The start and end of a "
+        "sentence do not count in the last two.",
         code=(eager_attention_forward, VaswaniAttention),
         picture=draw_heads(attention, heads),
     )
