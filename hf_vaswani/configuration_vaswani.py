@@ -44,6 +44,7 @@ TABLE_3: dict[str, dict] = {
 }
 
 POSITION_EMBEDDINGS = ("sinusoidal", "learned")
+WINDOW_SIDES = ("both", "encoder", "decoder")
 
 # Classes in the code of a checkpoint, which the Auto classes and `pipeline()` look up here.
 AUTO_MAP = {
@@ -104,6 +105,10 @@ class VaswaniConfig(PreTrainedConfig):
         activation_dropout (`float`, defaults to 0.0): Dropout inside the feed-forward network; the paper has none.
         activation_function (`str`, defaults to `"relu"`): Non-linearity of the feed-forward network.
         attention_bias (`bool`, defaults to `False`): Biases in the four attention projections.
+        attention_window (`int`, *optional*): Size `r` of the neighbourhood that self-attention is restricted to
+            (section 4): a position sees those at a distance of at most `r // 2`. The paper's models see all positions.
+        attention_window_side (`str`, defaults to `"both"`): Stack that `attention_window` restricts: `"encoder"`,
+            `"decoder"` or `"both"`.
         output_bias (`bool`, defaults to `False`): Bias in the output projection; the paper has none, Marian does.
         label_smoothing (`float`, defaults to 0.1): `ε_ls` (section 5.4). Active in training mode only, like dropout.
         position_embedding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5) or `"learned"`
@@ -167,6 +172,8 @@ class VaswaniConfig(PreTrainedConfig):
     activation_dropout: float | int = 0.0
     activation_function: str = "relu"
     attention_bias: bool = False
+    attention_window: int | None = None
+    attention_window_side: str = "both"
     output_bias: bool = False
     label_smoothing: float | int = 0.1
     position_embedding: str = "sinusoidal"
@@ -197,6 +204,21 @@ class VaswaniConfig(PreTrainedConfig):
     def to_dict(self) -> dict:
         fields = super().to_dict()
         return {**fields, "custom_pipelines": {**(fields.get("custom_pipelines") or {}), **CUSTOM_PIPELINES}}
+
+    @property
+    def encoder_reach(self) -> int | None:
+        """Greatest distance of a position that self-attention of the encoder sees; `None` if it sees all."""
+        return self._reach("encoder")
+
+    @property
+    def decoder_reach(self) -> int | None:
+        """Greatest distance of a position that self-attention of the decoder sees; `None` if it sees all."""
+        return self._reach("decoder")
+
+    def _reach(self, side: str) -> int | None:
+        if self.attention_window is None or self.attention_window_side not in (side, "both"):
+            return None
+        return self.attention_window // 2
 
     def _default_head_width(self, field: str) -> int:
         if self.num_heads < 1 or self.d_model % self.num_heads:
@@ -233,6 +255,12 @@ class VaswaniConfig(PreTrainedConfig):
         if self.position_embedding not in POSITION_EMBEDDINGS:
             raise ValueError(
                 f"position_embedding must be one of {', '.join(POSITION_EMBEDDINGS)}, got {self.position_embedding!r}."
+            )
+        if self.attention_window is not None and self.attention_window < 1:
+            raise ValueError(f"attention_window must be at least 1, got {self.attention_window}.")
+        if self.attention_window_side not in WINDOW_SIDES:
+            raise ValueError(
+                f"attention_window_side must be one of {', '.join(WINDOW_SIDES)}, got {self.attention_window_side!r}."
             )
         if self.position_embedding == "sinusoidal" and self.d_model % 2:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}.")

@@ -95,6 +95,8 @@ class StepDecoder:
         self.visible = torch.ones(
             self.sentences, 1, 0, dtype=torch.bool, device=self.device
         )  # (sentences, beams, slots)
+        self.reach = config.decoder_reach  # of restricted self-attention (section 4)
+        self.places = torch.empty(self.sentences, 0, dtype=torch.long, device=self.device)  # positions of the slots
 
     def _slots(self, count: int, width: int) -> torch.Tensor:
         return torch.empty(self.sentences * self.heads, count, width, dtype=self.dtype, device=self.device)
@@ -134,7 +136,10 @@ class StepDecoder:
         self.used = new.stop
         own = torch.eye(beams, dtype=torch.bool, device=self.device).expand(self.sentences, -1, -1)
         self.visible = torch.cat((self.visible.expand(-1, beams, -1), own), dim=-1)
-        mask = self._mask(self.visible) if beams > 1 else None
+        if self.reach is not None:  # no later step sees what is out of reach now: `compact` drops it
+            self.places = F.pad(self.places, (0, beams), value=self.length)
+            self.visible = self.visible & (self.places >= self.length - self.reach)[:, None]
+        mask = self._mask(self.visible) if beams > 1 or self.reach is not None else None
         source_mask = None
         if self.source_mask is not None:
             source_mask = self.source_mask[:, None].expand(-1, self.heads, -1).flatten(0, 1)[:, None]
@@ -191,6 +196,8 @@ class StepDecoder:
         rows = torch.arange(self.sentences, device=self.device) if kept is None else kept
         rows = (rows[:, None] * self.heads + torch.arange(self.heads, device=self.device)).flatten()
         self.visible = visible.gather(2, slots[:, None].expand(-1, visible.shape[1], -1))
+        if self.reach is not None:
+            self.places = (self.places if kept is None else self.places[kept]).gather(1, slots)
         # Whole rows of memory are copied at once; the free slots among them may hold anything.
         taken = F.pad(slots, (0, self.ROOM * beams)).repeat_interleave(self.heads, 0) + rows[:, None] * self.room
         self.sentences, self.used, self.room = len(visible), used, taken.shape[1]

@@ -40,6 +40,7 @@ from .kernels_vaswani import (
     projected_cross_entropy,
     quantize_linear_layers,
 )
+from .window_vaswani import MASKED_ATTENTIONS, attention_in_blocks, restricted
 
 
 IGNORED_LABEL = -100  # label of a position without a target, PyTorch's default
@@ -183,6 +184,8 @@ class VaswaniAttention(nn.Module):
             name = "sdpa"
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         if name == "sdpa":
+            is_in_blocks = attention_mask is not None and attention_mask.dim() == 2
+            attention = attention_in_blocks if is_in_blocks else attention
             attention = fastest_attention(attention, eager_attention_forward, query, key)
         return attention(self, query, key, value, attention_mask, **kwargs)
 
@@ -320,8 +323,14 @@ class VaswaniPreTrainedModel(VaswaniChecksumsMixin, PreTrainedModel):
 
         Raises:
             ValueError: Flash attention is requested, but `d_k` and `d_v` differ; its kernels have one width for both.
+                Or `attention_window` is given, and the implementation takes no mask.
         """
-        d_k, d_v = self.config.d_k, self.config.d_v
+        d_k, d_v, window = self.config.d_k, self.config.d_v, self.config.attention_window
+        if window is not None and attn_implementation not in (None, *MASKED_ATTENTIONS):
+            raise ValueError(
+                f"{attn_implementation!r} cannot restrict attention, but attention_window is {window}: choose one of "
+                f"{', '.join(MASKED_ATTENTIONS)}."
+            )
         if is_flash_attention_requested(requested_attention_implementation=attn_implementation) and d_k != d_v:
             raise ValueError(
                 f"{attn_implementation!r} needs keys and values of one width, but d_k is {d_k} and d_v is {d_v}: "
@@ -413,7 +422,8 @@ class VaswaniEncoder(VaswaniStack):
             `last_hidden_state` of shape `(batch, source, d_model)`, and the other requested outputs.
         """
         hidden_states = self.embed(input_ids, inputs_embeds, attention_mask)
-        mask = create_bidirectional_mask(self.config, hidden_states, attention_mask)
+        create_mask = restricted(create_bidirectional_mask, self.config.encoder_reach)
+        mask = create_mask(self.config, hidden_states, attention_mask)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=hidden_states)
@@ -467,7 +477,8 @@ class VaswaniDecoder(VaswaniStack):
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
         hidden_states = self.embed(input_ids, inputs_embeds, attention_mask, past_length)
 
-        causal_mask = create_causal_mask(
+        create_mask = restricted(create_causal_mask, self.config.decoder_reach)
+        causal_mask = create_mask(
             self.config,
             hidden_states,
             attention_mask,

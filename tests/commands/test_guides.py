@@ -233,7 +233,7 @@ def run_accelerate(words: list[str], capsys) -> None:
 
 
 def run_python_module(words: list[str], capsys) -> None:
-    """A benchmark knows these options. test_training.py and test_decoding_and_data.py run it."""
+    """A benchmark knows these options. test_training.py, test_decoding.py and test_data.py run it."""
     assert words[:2] == ["python", "-m"]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Parsed):
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)

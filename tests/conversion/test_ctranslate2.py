@@ -128,6 +128,7 @@ def test_the_folder_has_the_tokenizer_and_describes_the_tokens(tokenizer, tmp_pa
         ({"activation_function": "mish"}, "activation_function: .*'mish'"),
         ({"eos_token_id": [2, 3]}, r"eos_token_id: .*\[2, 3\]"),
         ({"encoder_layers": 0}, "encoder_layers: .* 0"),
+        ({"attention_window": 8}, "attention_window: .* 8"),
         ({"eos_token_id": None}, "eos_token_id: .*None"),
         ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id: "),
     ],

@@ -219,6 +219,7 @@ def test_from_ours_and_back_no_bit_changes(fields):
         ({"num_heads": 3, "d_k": 4, "d_v": 4}, "num_heads: expected a divisor of d_model, 64, found 3"),
         ({"d_k": 32}, "d_k: expected at most 16, found 32"),
         ({"d_v": 17}, "d_v: expected at most 16, found 17"),
+        ({"attention_window": 8}, "attention_window: expected none, .*found 8"),
     ],
 )
 def test_what_marian_cannot_represent_is_named(fields, message):

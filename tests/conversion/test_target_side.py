@@ -36,7 +36,7 @@ from support.sentencepiece_models import write_json, write_marian
 
 
 SOURCES, TARGETS = (list(side) for side in zip(*generate_pairs(300)))
-SCORED = 20  # pairs
+SCORED = 8  # pairs
 SHUT = -100.0
 
 

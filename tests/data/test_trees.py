@@ -12,6 +12,7 @@ from training.data.trees import (
     parse_tree,
     read_trees,
     restore,
+    tree_words,
     without_functions,
     without_traces,
 )
@@ -205,6 +206,15 @@ def test_any_symbols_become_a_well_formed_tree_over_exactly_the_words(symbols, w
     assert restore(linearise(tree), words) == (tree, {})
     assert all(counts.values()) and counts.keys() <= MENDED.keys()
     assert bool(counts) == (linearise(tree) != symbols)
+
+
+@seeded
+@given(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("() \t\u3000\x1c"), max_size=20))
+def test_the_words_of_any_sentence_fit_into_a_tree(sentence):
+    words = tree_words(sentence)
+    assert words == sentence.replace("(", "-LRB-").replace(")", "-RRB-").split()
+    if words:
+        assert parse_tree(str(restore([], words)[0])).words() == words
 
 
 def test_deep_trees_need_no_recursion():

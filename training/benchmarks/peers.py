@@ -46,6 +46,10 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     for module in marian.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = model.config.layer_norm_eps
+    nearest = marian.generation_config
     marian.generation_config = GenerationConfig.from_model_config(marian.config)
     marian.generation_config.max_length = None
+    # Padding is forbidden by settings there, not by a bias.
+    marian.generation_config.bad_words_ids = nearest.bad_words_ids
+    marian.generation_config.renormalize_logits = nearest.renormalize_logits
     return marian.to(model.dtype)

@@ -6,10 +6,12 @@
 Each system trains in a process of its own by its Trainer, with label smoothing, Adam and, for bfloat16, autocast. An
 update has the same number of target tokens in all systems. This package fills token budgets in batches of
 `--part-tokens`. The stock Trainer uses the number of pairs with that many tokens on average, shuffled or grouped by
-length. Repetitions are interleaved after a warm-up, and medians are reported with the range. Throughput counts target
-tokens without padding. MFU is the rate of matrix product operations on real tokens, divided by the rate of `torch.mm`,
-which is measured between repetitions. The rate of `torch.nn.functional.linear` is reported beside it, because this
-package may run it by a faster library (`trainer/onednn.py`).
+length. joeynmt and EOLE train where they are installed, on this package's batches, with `torch.optim.Adam`
+(`toolkits.py`); the others are skipped with a reason. Repetitions are interleaved after a warm-up, and medians are
+reported with the range. Throughput counts target tokens without padding. MFU is the rate of matrix product operations
+on real tokens, divided by the rate of `torch.mm`, which is measured between repetitions. The rate of
+`torch.nn.functional.linear` is reported beside it, because this package may run it by a faster library
+(`trainer/onednn.py`).
 
 With `--compile`, this package's model is compiled. The number of graphs, the number of recompilations and the
 compilation time are reported. Compilation after the warm-up counts as training time.
@@ -28,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 
 import torch
 from datasets import Dataset
@@ -53,6 +55,7 @@ from ..trainer.onednn import OneDNNProducts
 from ..trainer.trainer import VaswaniTrainer
 from .memory import peak_memory
 from .peers import marian_like
+from .toolkits import TOOLKITS, update, updates
 
 
 SIZES = {
@@ -68,7 +71,7 @@ SIZES = {
     "base": {},
     "base-37k": {"vocab_size": 37000},
 }
-SYSTEMS = ("ours", "marian-random", "marian-grouped")
+SYSTEMS = ("ours", "marian-random", "marian-grouped", *TOOLKITS)
 LENGTHS = [2**power for power in range(4, 13)]
 
 
@@ -215,6 +218,29 @@ def work(connection, system: str, config: VaswaniConfig, dataset: Dataset, token
             connection.send((peak_memory(device()), compilations() if args["compile"] and system == "ours" else {}))
 
 
+def work_toolkit(connection, system: str, config: VaswaniConfig, dataset: Dataset, tokenizer, args: dict) -> None:
+    """As `work`, for another toolkit's model. Send a reason instead of the first figures if it is not installed."""
+    torch.set_num_threads(args["threads"])
+    torch.manual_seed(0)
+    left = connection.recv()
+    try:
+        model = TOOLKITS[system](config).to(device()).train()
+    except ImportError as error:
+        connection.send(str(error))
+        return
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+    source = updates(dataset, tokenizer, args["tokens"], args["part_tokens"])
+    while left:
+        counts, start = Counts(), now()
+        for batches in islice(source, left):
+            for batch in batches:
+                counts.add(batch)
+            update(model, optimizer, batches, args["dtype"])
+        connection.send((now() - start, counts))
+        left = connection.recv()
+    connection.send((peak_memory(device()), {}))
+
+
 def read_data(files: list[str]) -> tuple[Dataset, object]:
     """Read and tokenise sentence pairs. The tokenizer is trained on them, with a vocabulary of 10,000."""
     pairs = load_pairs(files, "source", "target")
@@ -222,21 +248,31 @@ def read_data(files: list[str]) -> tuple[Dataset, object]:
     return tokenize(pairs, tokenizer), tokenizer
 
 
-def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset, tokenizer) -> dict:
-    """Measure all systems at one size and precision with interleaved repetitions."""
+def train_all(
+    args: argparse.Namespace, size: str, dtype: str, dataset: Dataset, tokenizer
+) -> tuple[dict[str, dict], dict[str, str]]:
+    """Measure all systems at one size and precision with interleaved repetitions.
+
+    Returns:
+        The figures by system, and the reasons for which others were skipped.
+    """
     config = VaswaniConfig(**{"vocab_size": len(tokenizer), **SIZES[size]})
     pairs = round(args.tokens * len(dataset) / sum(map(len, dataset["labels"])))
     options = {"dtype": dtype, "tokens": args.tokens, "pairs": pairs, "threads": args.threads}
     options |= {"compile": args.compile}
     options["part_tokens"] = min(args.part_tokens, args.tokens)
     context = multiprocessing.get_context("spawn")
-    connections, measurements = {}, {system: {"runs": []} for system in args.systems}
+    connections, measurements, skipped = {}, {}, {}
     for system in args.systems:
-        connections[system], worker_connection = context.Pipe()
+        connection, worker_connection = context.Pipe()
         inputs = (worker_connection, system, config, dataset, tokenizer, options)
-        context.Process(target=work, args=inputs, daemon=True).start()
-        connections[system].send(args.warm_up)
-        connections[system].recv()
+        target = work_toolkit if system in TOOLKITS else work
+        context.Process(target=target, args=inputs, daemon=True).start()
+        connection.send(args.warm_up)
+        if isinstance(answer := connection.recv(), str):
+            skipped[system] = answer
+        else:
+            connections[system], measurements[system] = connection, {"runs": []}
     rates, linear_rates = [], []
     for _ in range(args.repeats):
         rates.append(matrix_product_rate(getattr(torch, dtype)))
@@ -249,10 +285,10 @@ def train_all(args: argparse.Namespace, size: str, dtype: str, dataset: Dataset,
         connection.send(0)
         measurements[system]["memory"], measurements[system]["compiled"] = connection.recv()
     rate = statistics.median(rates)
-    figures = {system: summary(measurements[system], config, rate) for system in args.systems}
+    figures = {system: summary(measurement, config, rate) for system, measurement in measurements.items()}
     if "ours" in figures:
         figures["ours"]["linear_gflops"] = round(statistics.median(linear_rates) / 1e9)
-    return figures
+    return figures, skipped
 
 
 def summary(measurement: dict, config: VaswaniConfig, rate: float) -> dict:
@@ -368,10 +404,12 @@ def main(argv: list[str] | None = None) -> None:
     dataset, tokenizer = read_data(args.train_files)
     results = {}
     for size, dtype in product(args.sizes, args.dtypes):
-        systems = train_all(args, size, dtype, dataset, tokenizer)
+        systems, skipped = train_all(args, size, dtype, dataset, tokenizer)
         for system, figures in systems.items():
             print(f"{size} {dtype} {system:<15} {figures}", flush=True)
-        results[f"{size}-{dtype}"] = {"systems": systems, **ratios(systems)}
+        for system, reason in skipped.items():
+            print(f"{size} {dtype} {system:<15} skipped: {reason}", flush=True)
+        results[f"{size}-{dtype}"] = {"systems": systems, "skipped": skipped, **ratios(systems)}
     options = {"threads": args.threads, "tokens": args.tokens, "part_tokens": args.part_tokens}
     print(json.dumps({**options, "results": results}))
 

@@ -14,6 +14,7 @@ from hf_vaswani.kernels_vaswani import Int8Linear
 
 from ..files import folder_written_whole
 from .agreement import NEW_TOKENS, Agreement, example_batch
+from .fields import check_unrestricted
 from .positions import position_count, position_table
 
 
@@ -179,6 +180,7 @@ def _check(model: VaswaniForConditionalGeneration) -> None:
         )
     if model.config.encoder_layers < 1:
         raise ValueError(f"CTranslate2: encoder_layers: expected at least 1, found {model.config.encoder_layers}.")
+    check_unrestricted("CTranslate2", model.config)
     special_tokens(model)
 
 

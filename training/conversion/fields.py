@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from hf_vaswani import VaswaniConfig
+
 
 def check_fields(place: str | Path, values: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     """Raise ValueError for a field that is given and has another value than its only possible one.
@@ -28,6 +30,15 @@ def check_equal(place: str | Path, values: Mapping[str, Any], names: Iterable[st
             raise ValueError(
                 f"{place}: encoder_{name}, decoder_{name}: expected the same in both, found {encoder} and {decoder}."
             )
+
+
+def check_unrestricted(toolkit: str, config: VaswaniConfig) -> None:
+    """Raise ValueError for restricted self-attention, which another toolkit does not have."""
+    if config.attention_window is not None:
+        raise ValueError(
+            f"{toolkit}: attention_window: expected none, as its self-attention sees all positions, "
+            f"found {config.attention_window}."
+        )
 
 
 def search_fields(settings: GenerationConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hf_vaswani.generation_vaswani import OWN_FIELDS
 from ..files import folder_written_whole
 from ..inference.loading import load_model
 from .agreement import Agreement, Conversion, compare, example_batch, shut_out
-from .fields import check_equal, check_fields, search_fields
+from .fields import check_equal, check_fields, check_unrestricted, search_fields
 from .positions import position_table
 from .tokenizer_files import tokenizer_files
 from .weights import ATTENTION_BIASES, halved, interleaved, load_exactly, our_name, reordered, their_name
@@ -287,6 +287,7 @@ def _head_width(config: VaswaniConfig) -> int:
     Raises:
         ValueError: MarianMT cannot represent the model.
     """
+    check_unrestricted("MarianMT", config)
     if not config.tie_word_embeddings:
         raise ValueError("MarianMT: tie_word_embeddings: expected True, found False.")
     if config.d_model % config.num_heads:

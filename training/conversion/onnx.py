@@ -15,6 +15,7 @@ from hf_vaswani.kernels_vaswani import Int8Linear
 
 from ..files import folder_written_whole
 from .agreement import NEW_TOKENS, Agreement, example_batch
+from .fields import check_unrestricted
 
 
 try:
@@ -68,6 +69,7 @@ def _check(model: VaswaniForConditionalGeneration) -> None:
         raise ValueError(f"ONNX: expected a Vaswani model, found {type(model).__name__}.")
     if any(isinstance(module, Int8Linear) for module in model.modules()):
         raise ValueError("ONNX: expected a model before to_int8(); its 8-bit products have no ONNX form.")
+    check_unrestricted("ONNX", model.config)
     settings, most = model.generation_config, model.config.max_position_embeddings
     if settings.decoder_start_token_id is None and settings.bos_token_id is None:
         raise ValueError("ONNX: decoder_start_token_id: expected an id, found none, nor a bos_token_id.")

@@ -88,12 +88,11 @@ def one_fast_tokenizer(files: dict[str, bytes]) -> TokenizerConversion:
             tokenizer, rows, found, is_equal = _convert(Path(scratch), files)
         except (ImportError, ValueError) as error:
             reason = str(error).replace(f"{scratch}{os.sep}", "").replace(scratch, "tokenizer")
-            return TokenizerConversion(None, None, files, f"kept as it is: {reason}")
-    if MERGES in files:
-        found += "; expects text that is tokenised by Moses' rules (sacremoses), and returns such text"
+            return TokenizerConversion(None, None, files, f"kept as it is: {reason.removesuffix('.')}")
     if not is_equal:
         return TokenizerConversion(None, None, files, f"kept as it is: {found}")
-    return TokenizerConversion(tokenizer, rows, files, f"converted: {found}")
+    kind = ", for sources and translations that are tokenised by Moses' rules (sacremoses)" if MERGES in files else ""
+    return TokenizerConversion(tokenizer, rows, files, f"converted{kind}: {found}")
 
 
 def _missing(files: dict[str, bytes]) -> str:

@@ -99,8 +99,7 @@ def with_symbols(tokenizer: PreTrainedTokenizerFast, symbols: Iterable[str]) -> 
         model["vocab"].setdefault(token, len(model["vocab"]))
     extended = copy.deepcopy(tokenizer)
     extended.backend_tokenizer.model = Tokenizer.from_str(json.dumps(content)).model
-    # Longer symbols first: the first alternative that matches is taken.
-    alternatives = "|".join(re.escape(symbol) for symbol in sorted(symbols, key=len, reverse=True))
+    alternatives = "|".join(map(re.escape, symbols))
     split = pre_tokenizers.Split(Regex(rf" (?:{alternatives})(?= |\z)|{WORDS}"), "isolated")
     extended.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     extended.add_tokens([AddedToken(token, normalized=False, special=False) for token in tokens])

@@ -26,10 +26,12 @@ class TreeSymbols:
     Args:
         kinds (`torch.Tensor` of shape `(vocab_size,)`): `OPENING`, `CLOSING`, `TAG`, `END` or `OTHER`.
         closing (`torch.Tensor` of shape `(vocab_size,)`): The closing bracket of an opening one; 0 for other tokens.
+        tokens (`torch.Tensor` of shape `(tokens,)`): The tokens that are not `OTHER`.
     """
 
     kinds: torch.Tensor
     closing: torch.Tensor
+    tokens: torch.Tensor
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "TreeSymbols":
@@ -53,7 +55,8 @@ class TreeSymbols:
         for kind, tokens in ((OPENING, opening), (CLOSING, closing[opening]), (TAG, torch.tensor(tags))):
             kinds[tokens] = kind
         kinds[end_tokens(model.generation_config)] = END
-        return cls(kinds.to(model.device), closing.to(model.device))
+        tokens = (kinds != OTHER).nonzero()[:, 0]
+        return cls(*(values.to(model.device) for values in (kinds, closing, tokens)))
 
 
 def _labels(symbols: dict[str, int], bracket: str) -> set[str]:
@@ -105,9 +108,10 @@ class TreeConstraint(SentenceProcessor):
         may[:, TAG] = has_words & (~is_outside | (words == 1))
         may_close = ~is_outside & (kinds[:, -1] != OPENING) & ((depth > 1) | ~has_words)
         may[:, END] = ~(may.any(-1) | may_close)  # at the end, and where nothing else is possible
-        is_closing = torch.arange(scores.shape[-1], device=scores.device) == closing
-        allowed = may[:, self.symbols.kinds] | (is_closing & may_close[:, None])
-        return scores.masked_fill(~allowed, -torch.inf)
+        tokens = self.symbols.tokens
+        allowed = may[:, self.symbols.kinds[tokens]] | ((tokens == closing) & may_close[:, None])  # (rows, tokens)
+        kept = scores[:, tokens].masked_fill(~allowed, -torch.inf)
+        return torch.full_like(scores, -torch.inf).index_copy_(1, tokens, kept)
 
 
 def tree_constraint(search: Search) -> Callable[[list[Request]], TreeConstraint]:

@@ -121,7 +121,7 @@ class DataArguments:
     )
     tree_tags: Literal["keep", "XX"] = field(
         default="keep",
-        metadata={"help": "Symbols for the words of .trees files: their part-of-speech tags, or XX for all of them."},
+        metadata={"help": "Symbols for the words of .trees files: their tags, or XX for all of them."},
     )
     strip_trees: bool = field(
         default=False, metadata={"help": "Remove and count traces and function tags in .trees files."}

@@ -5,64 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from support.models import batch_of, strong_model, tiny_model
 from training.benchmarks import data as data_benchmark
-from training.benchmarks import decoding
-from training.benchmarks.enlarge import grow
-from training.benchmarks.peers import to_marian
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [{}, {"position_embedding": "learned", "max_position_embeddings": 64}, {"attention_bias": True}],
-)
-@torch.no_grad()
-def test_marian_with_our_weights_is_the_same_function(overrides):
-    model = strong_model(40, d_k=8, d_v=8, **overrides)
-    marian = to_marian(model)
-    inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
-    torch.testing.assert_close(marian(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("overrides", [{}, {"attention_bias": True}])
-@torch.no_grad()
-def test_a_grown_model_is_the_same_function(overrides):
-    model = strong_model(40, d_k=8, d_v=8, **overrides)
-    large = grow(model)
-    base = {"d_model": 512, "d_ff": 2048, "num_heads": 8, "d_k": 64, "encoder_layers": 6, "decoder_layers": 6}
-    assert {name: getattr(large.config, name) for name in base} == base
-    inputs = {**batch_of([7, 4]), "decoder_input_ids": torch.randint(3, 40, (2, 5))}
-    expected = model.double()(**inputs).logits  # in 64 bits: such weights magnify what is rounded
-    torch.testing.assert_close(large.double()(**inputs).logits, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_that_cannot_grow_is_refused():
-    with pytest.raises(ValueError, match="num_heads: a model with 3 cannot grow to 8"):
-        grow(tiny_model(num_heads=3))
-    with pytest.raises(ValueError, match="encoder_layers: a model with 7 cannot grow to 6"):
-        grow(tiny_model(encoder_layers=7))
-
-
-@pytest.mark.slow
-def test_the_decoding_benchmark_ends_with_its_figures(tokenizer, tmp_path, capfd):
-    strong_model(len(tokenizer), d_k=8, d_v=8).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "source").write_text("three dogs sleep\na cat sees the horse\n")
-    (tmp_path / "target").write_text("drei Hunde schlafen\neine Katze sieht das Pferd\n")
-    decoding.main(
-        [
-            *("--model", str(tmp_path / "model"), "--sources", str(tmp_path / "source")),
-            *("--references", str(tmp_path / "target"), "--repeats", "1", "--threads", "1"),
-            *("--systems", "ours-int8", "ours-float32", "marian-float32"),
-        ]
-    )
-    figures = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
-    assert set(figures["results"]) == {"ours-int8", "ours-float32", "marian-float32"}
-    rates = {system: result["sentences_per_second"] for system, result in figures["results"].items()}
-    assert figures["ratio_vs_marian"] == {"float32": round(rates["ours-float32"] / rates["marian-float32"], 2)}
-    assert all(result["peak_memory_mb"] > 0 and result["tokens"] > 2 for result in figures["results"].values())
 
 
 def test_synthetic_pairs_have_the_lengths_of_wmt14(tmp_path):
