@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from transformers.masking_utils import create_bidirectional_mask
 
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.kernels_vaswani import SmoothedCrossEntropy, projected_cross_entropy
@@ -21,6 +22,7 @@ from hf_vaswani.modeling_vaswani import (
     eager_attention_forward,
     sinusoids,
 )
+from hf_vaswani.window_vaswani import attention_in_blocks, restricted
 
 from ..paper import inverse_sqrt_factor, paper_learning_rate
 from ..trainer.trainer import PaperSchedule
@@ -167,11 +169,11 @@ def schedule_figure(last: int = 20_000) -> PaperFigure:
     steps = range(1, last + 1, 20)
     picture = new_figure(11, 4.2)
     panels = (
-        ("warmup_steps = 4000", [(width, 4000, f"d_model = {width}") for width in (256, 512, 1024)]),
-        ("d_model = 512", [(512, warmup, f"warmup_steps = {warmup}") for warmup in (2000, 4000, 8000)]),
+        ("warmup_steps = 4000", (2, 2, 2), [(width, 4000, f"d_model = {width}") for width in (256, 512, 1024)]),
+        ("d_model = 512", (5, 3, 1), [(512, warmup, f"warmup_steps = {warmup}") for warmup in (2000, 4000, 8000)]),
     )
-    for axes, (title, curves) in zip(picture.subplots(1, 2, sharey=True), panels):
-        for (d_model, warmup, label), color, width in zip(curves, COLORS, (5, 3, 1)):
+    for axes, (title, widths, curves) in zip(picture.subplots(1, 2, sharey=True), panels):
+        for (d_model, warmup, label), color, width in zip(curves, COLORS, widths):
             rates = [1000 * rate for rate in learning_rates(d_model, warmup, steps)]
             axes.plot(steps, rates, color=color, linewidth=width, label=label)
             [peak] = learning_rates(d_model, warmup, [warmup])
@@ -219,7 +221,13 @@ def smoothing_figure(vocab_size: int = 10, label: int = 3) -> PaperFigure:
     for number, (epsilon, color) in enumerate(zip((0.0, 0.1, 0.2), COLORS)):
         target = smoothed_target(vocab_size, label, epsilon)
         places = [token + 0.27 * (number - 1) for token in range(vocab_size)]
-        left.bar(places, target, width=0.25, color=color, label=f"ε = {epsilon:g}: {target[label]:.2f} on the label")
+        left.bar(
+            places,
+            target.tolist(),
+            width=0.25,
+            color=color,
+            label=f"ε = {epsilon:g}: {target[label]:.2f} on the label",
+        )
         distributions = ((1 - gold) / (vocab_size - 1))[:, None].repeat(1, vocab_size)
         distributions[:, label] = gold
         losses = torch.stack([smoothed_loss(row.log(), label, epsilon) for row in distributions]).detach()
@@ -239,8 +247,8 @@ def smoothing_figure(vocab_size: int = 10, label: int = 3) -> PaperFigure:
         name="label_smoothing",
         title="Label smoothing",
         section="5.4",
-        caption="A share ε of the target is spread evenly over the whole vocabulary, the label included; the paper's ε "
-        "is 0.1. The loss is lowest, at the dot, where the model's distribution is the target: a model that is more "
+        caption="A share ε of the target is spread evenly over the whole vocabulary, the label included. The paper's "
+        "ε is 0.1. The loss is lowest, at the dot, where the model's distribution is the target: a model that is more "
         "certain than that pays for it.",
         code=(projected_cross_entropy, SmoothedCrossEntropy),
         picture=picture,
@@ -261,20 +269,29 @@ def table_1(length: int, d_model: int) -> dict[str, int]:
 
 
 @torch.no_grad()
-def attention_seconds(length: int) -> float:
-    """CPU seconds of one self-attention of the base model, without its projections, on one thread. It is the median
-    of several calls."""
-    attention = VaswaniAttention(VaswaniConfig(attn_implementation="sdpa"), layer_idx=0).eval()
+def attention_seconds(length: int, window: int | None = None) -> float:
+    """CPU seconds of one self-attention of the base model's encoder, on one thread: the median of several calls.
+
+    Without the projections, and without the mask, which all layers share.
+
+    Args:
+        length (`int`): Tokens of the sentence.
+        window (`int`, *optional*): Size of the neighbourhood of restricted attention.
+    """
+    config = VaswaniConfig(attn_implementation="sdpa", attention_window=window)
+    attention = VaswaniAttention(config, layer_idx=0).eval()
     for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
         setattr(attention, projection, nn.Identity())
-    states, threads, seconds = torch.randn(1, length, D_MODEL), torch.get_num_threads(), []
+    states = torch.randn(1, length, D_MODEL)
+    mask = restricted(create_bidirectional_mask, config.encoder_reach)(config, states, None)
+    threads, seconds = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
         for _ in range(3):  # memory and kernels are prepared by the first calls
-            attention(states)
+            attention(states, mask)
         for _ in range(max(3, 1024 // length)):
             start = time.process_time()
-            attention(states)
+            attention(states, mask)
             seconds.append(time.process_time() - start)
     finally:
         torch.set_num_threads(threads)
@@ -283,14 +300,15 @@ def attention_seconds(length: int) -> float:
 
 def cost_figure(lengths: Sequence[int]) -> PaperFigure:
     """Time of self-attention against the length, measured, beside the operations of Table 1."""
-    milliseconds = [1000 * attention_seconds(length) for length in lengths]
-    per_operation = milliseconds[-1] / (lengths[-1] ** 2 * D_MODEL)
+    full, near = ([1000 * attention_seconds(length, window) for length in lengths] for window in (None, WINDOW))
+    per_operation = full[-1] / (lengths[-1] ** 2 * D_MODEL)
     picture = new_figure(8.5, 5)
     axes = picture.subplots()
     counts = [table_1(length, D_MODEL) for length in lengths]
     for name, color, style in zip(counts[0], COLORS, ("-", "--", "-.", ":")):
         axes.plot(lengths, [count[name] * per_operation for count in counts], style, color=color, label=name)
-    axes.plot(lengths, milliseconds, "o", color="black", label="self-attention, measured")
+    axes.plot(lengths, full, "o", color=COLORS[0], label="self-attention, measured")
+    axes.plot(lengths, near, "s", color=COLORS[3], label="self-attention (restricted), measured")
     axes.axvline(D_MODEL, color=COLORS[-1], linewidth=0.8)
     axes.text(D_MODEL, 0.02, f" n = d = {D_MODEL}", color=COLORS[-1], transform=axes.get_xaxis_transform())
     axes.set_xscale("log", base=2)
@@ -302,10 +320,11 @@ def cost_figure(lengths: Sequence[int]) -> PaperFigure:
         name="cost",
         title="Cost of a layer against the length",
         section="4, Table 1",
-        caption="Measured on this machine just now: one self-attention of the base model without its four projections, "
-        f"CPU time of one thread in float32; {lengths[-1]:,} tokens take {milliseconds[-1]:,.1f} ms. The lines are "
-        "Table 1's operations, at the rate of the longest measured sentence; the shortest ones cost mostly the calls "
-        "themselves. Self-attention takes fewer operations than a recurrent layer for sentences shorter than d.",
-        code=(VaswaniAttention, eager_attention_forward),
+        caption="The points are measured on this machine just now: one self-attention of the base model without its "
+        f"projections, CPU time of one thread in float32. {lengths[-1]:,} tokens take {full[-1]:,.1f} ms, and "
+        f"{near[-1]:,.1f} ms in neighbourhoods of {WINDOW}. The lines are Table 1's operations, all at the rate of the "
+        "longest full attention. Short sentences cost mostly the calls themselves, and only long ones are divided "
+        "into blocks. Self-attention takes fewer operations than a recurrent layer in sentences shorter than d.",
+        code=(VaswaniAttention, eager_attention_forward, attention_in_blocks),
         picture=picture,
     )

@@ -15,61 +15,45 @@ from .figures import COLORS, PaperFigure, new_figure
 
 DISTANCE = 4  # tokens between a query and a key that count as distant
 MAX_TOKENS = 100  # in a picture
-VISIBLE = 0.05  # lowest weight that is drawn
+VISIBLE, OTHER = 0.05, "#909090"  # lowest weight that is drawn; colour of pairs that do not count
 
 
-def neighbours(weights: torch.Tensor, offset: int) -> torch.Tensor:
-    """Mean weight on the token at an offset from the query.
+def mean_weight(weights: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Mean weight of the pairs that count.
 
     Args:
         weights (`torch.Tensor` of shape `(layers, heads, queries, keys)`): Attention weights.
-        offset (`int`): -1 for the previous token.
+        counted (`torch.Tensor` of shape `(queries, keys)`): `True` for the pairs of tokens that count.
 
     Returns:
-        `torch.Tensor` of shape `(layers, heads)`: NaN if there is no such pair of tokens.
+        `torch.Tensor` of shape `(layers, heads)`: NaN if no pair counts. The same holds for the other measures.
     """
-    return weights.diagonal(offset, -2, -1).mean(-1)
+    return weights[..., counted].mean(-1)
 
 
-def distant(weights: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
-    """Largest weight on a token at least `DISTANCE` away, a mean over the queries. Special tokens do not count.
+def excess_weight(weights: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Largest weight of a query among the pairs that count, a mean over queries with such a pair.
 
-    Of each weight, the mean that its key receives is taken off: a head in which all queries attend to one key scores 0.
-
-    Args:
-        weights (`torch.Tensor` of shape `(layers, heads, length, length)`): Weights of a self-attention.
-        is_word (`torch.Tensor` of shape `(length,)`): `False` for special tokens.
-
-    Returns:
-        `torch.Tensor` of shape `(layers, heads)`.
+    Of each weight, the mean that its key receives is taken off: a head whose queries all attend to one key scores 0.
     """
-    positions = torch.arange(len(is_word))
-    counts = ((positions[:, None] - positions).abs() >= DISTANCE) & is_word & is_word[:, None]
     excess = (weights - weights.mean(-2, keepdim=True)).clamp(min=0)
-    return (excess * counts).amax(-1)[..., is_word].mean(-1)
+    return (excess * counted).amax(-1)[..., counted.any(-1)].mean(-1)
 
 
-def coverage(weights: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
-    """Largest weight that a key receives from any query, a mean over the keys. Special tokens do not count.
-
-    Args:
-        weights (`torch.Tensor` of shape `(layers, heads, queries, keys)`): Weights of a cross-attention.
-        is_word (`torch.Tensor` of shape `(keys,)`): `False` for special tokens.
-
-    Returns:
-        `torch.Tensor` of shape `(layers, heads)`.
-    """
-    return weights.amax(-2)[..., is_word].mean(-1)
+def received_weight(weights: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Largest weight that a key receives among the pairs that count, a mean over keys with such a pair."""
+    return (weights * counted).amax(-2)[..., counted.any(-2)].mean(-1)
 
 
-# Kind of attention, task of a head, and measure of how well it does it.
-TASKS: tuple[tuple[str, str, Callable], ...] = (
-    ("encoder", "previous token", lambda weights, is_word: neighbours(weights, -1)),
-    ("encoder", "next token", lambda weights, is_word: neighbours(weights, 1)),
-    ("encoder", "distant tokens", distant),
-    ("decoder", "previous token", lambda weights, is_word: neighbours(weights, -1)),
-    ("decoder", "distant tokens", distant),
-    ("cross", "alignment", coverage),
+# Kind of attention, task of a head, measure of how well it does it, and the pairs that count by the distance `query -
+# key` and by the key being a word rather than a special token.
+TASKS: tuple[tuple[str, str, Callable, Callable], ...] = (
+    ("encoder", "previous token", mean_weight, lambda distance, is_word: distance == 1),
+    ("encoder", "next token", mean_weight, lambda distance, is_word: distance == -1),
+    ("encoder", "distant tokens", excess_weight, lambda distance, is_word: (distance.abs() >= DISTANCE) & is_word),
+    ("decoder", "previous token", mean_weight, lambda distance, is_word: distance == 1),
+    ("decoder", "distant tokens", excess_weight, lambda distance, is_word: (distance >= DISTANCE) & is_word),
+    ("cross", "alignment", received_weight, lambda distance, is_word: is_word.expand(distance.shape)),
 )
 
 
@@ -82,6 +66,7 @@ class Head:
         task (`str`): What it does.
         layer, number (`int`): Layer and head, counted from 1.
         score (`float`): The measure of the task, from 0 to 1.
+        counted (`torch.Tensor` of shape `(queries, keys)`): `True` for the pairs of tokens that the measure counts.
     """
 
     kind: str
@@ -89,18 +74,20 @@ class Head:
     layer: int
     number: int
     score: float
+    counted: torch.Tensor
 
 
 def choose_heads(attention: Attention, special_tokens: list[str]) -> list[Head]:
     """Choose the head with the highest measure for each task that the sentence is long enough for."""
     heads = []
-    for kind, task, measure in TASKS:
-        keys = attention.tokens(kind)[1]
-        is_word = torch.tensor([token not in special_tokens for token in keys])
-        scores = measure(attention.weights[kind], is_word)
+    for kind, task, measure, pairs in TASKS:
+        queries, keys = attention.tokens(kind)
+        distance = torch.arange(len(queries))[:, None] - torch.arange(len(keys))
+        counted = pairs(distance, torch.tensor([token not in special_tokens for token in keys]))
+        scores = measure(attention.weights[kind], counted)
         if scores.max() > 0:  # not of NaN
             layer, head = divmod(scores.argmax().item(), scores.shape[1])
-            heads.append(Head(kind, task, layer + 1, head + 1, scores.max().item()))
+            heads.append(Head(kind, task, layer + 1, head + 1, scores.max().item(), counted))
     return heads
 
 
@@ -118,7 +105,7 @@ def heads_figure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
     for name, tokens in (("text", attention.source_tokens), ("translation", attention.read_tokens)):
         if len(tokens) > MAX_TOKENS:
             raise ValueError(
-                f"The {name} has {len(tokens)} tokens, and a picture of heads at most {MAX_TOKENS}: use a shorter text."
+                f"The {name} has {len(tokens)} tokens: a picture of heads shows at most {MAX_TOKENS}. Use a shorter text."
             )
     heads = choose_heads(attention, tokenizer.all_special_tokens)
     return PaperFigure(
@@ -127,11 +114,11 @@ def heads_figure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         section="3.2, Figures 3 to 5",
         caption=f"Source: “{attention.source}” Translation: “{attention.target}” Lines lead from the tokens on the "
         "left, which attend, to those on the right; their strength is the weight. In the decoder, the left token is "
-        "the one just read. Each panel shows the head with the highest measure in this sentence: for the previous and "
-        f"the next token, its mean weight; for distant tokens, the largest weight at a distance of {DISTANCE} or "
-        "more, less the mean weight that its token receives, a mean over the tokens on the left; for an alignment, "
-        "the largest weight that a source token receives, a mean over the source tokens. The start and end of a "
-        "sentence do not count in the last two.",
+        "the one just read. Each panel shows the head with the highest measure in this sentence, the number, and in "
+        "colour the pairs of tokens that it counts. For the previous and the next token, it is their mean weight; for "
+        f"distant tokens, a token's largest weight at a distance of {DISTANCE} or more, less the mean weight that the "
+        "other token receives; for an alignment, the largest weight that a source token receives. The start and end "
+        "of a sentence do not count in the last two.",
         code=(eager_attention_forward, VaswaniAttention),
         picture=draw_heads(attention, heads),
     )
@@ -146,10 +133,10 @@ def draw_heads(attention: Attention, heads: list[Head], across: int = 3):
     for axes, head in zip(grid, heads):
         color = COLORS[list(TITLES).index(head.kind)]
         queries, keys = attention.tokens(head.kind)
-        for query, row in enumerate(attention.weights[head.kind][head.layer - 1, head.number - 1].tolist()):
-            for key, weight in enumerate(row):
-                if weight >= VISIBLE:
-                    axes.plot((0, 1), (query, key), color=color, alpha=weight, linewidth=3 * weight)
+        weights = attention.weights[head.kind][head.layer - 1, head.number - 1]
+        for query, key in (weights >= VISIBLE).nonzero().tolist():
+            weight, shade = weights[query, key].item(), color if head.counted[query, key] else OTHER
+            axes.plot((0, 1), (query, key), color=shade, alpha=weight, linewidth=3 * weight)
         for place, side, tokens in ((-0.04, "right", queries), (1.04, "left", keys)):
             for position, token in enumerate(tokens):
                 axes.text(place, position, token, ha=side, va="center", fontsize=9, parse_math=False)
