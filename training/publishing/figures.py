@@ -320,10 +320,10 @@ def cost_figure(lengths: Sequence[int]) -> PaperFigure:
         name="cost",
         title="Cost of a layer against the length",
         section="4, Table 1",
-        caption="The points are measured on this machine just now: one self-attention of the base model without its "
+        caption="Points are measured on this machine just now: one self-attention of the base model without its "
         f"projections, CPU time of one thread in float32. {lengths[-1]:,} tokens take {full[-1]:,.1f} ms, and "
-        f"{near[-1]:,.1f} ms in neighbourhoods of {WINDOW}. The lines are Table 1's operations, all at the rate of the "
-        "longest full attention. Short sentences cost mostly the calls themselves, and only long ones are divided "
+        f"{near[-1]:,.1f} ms in neighbourhoods of {WINDOW}. The lines are Table 1's operations, all at the rate of "
+        "the longest full attention. Short sentences cost mostly the calls themselves, and only long ones are divided "
         "into blocks. Self-attention takes fewer operations than a recurrent layer in sentences shorter than d.",
         code=(VaswaniAttention, eager_attention_forward, attention_in_blocks),
         picture=picture,

@@ -46,14 +46,14 @@ def received_weight(weights: torch.Tensor, counted: torch.Tensor) -> torch.Tenso
 
 
 # Kind of attention, task of a head, measure of how well it does it, and the pairs that count by the distance `query -
-# key` and by the key being a word rather than a special token.
+# key` and by both tokens being words rather than special tokens.
 TASKS: tuple[tuple[str, str, Callable, Callable], ...] = (
-    ("encoder", "previous token", mean_weight, lambda distance, is_word: distance == 1),
-    ("encoder", "next token", mean_weight, lambda distance, is_word: distance == -1),
-    ("encoder", "distant tokens", excess_weight, lambda distance, is_word: (distance.abs() >= DISTANCE) & is_word),
-    ("decoder", "previous token", mean_weight, lambda distance, is_word: distance == 1),
-    ("decoder", "distant tokens", excess_weight, lambda distance, is_word: (distance >= DISTANCE) & is_word),
-    ("cross", "alignment", received_weight, lambda distance, is_word: is_word.expand(distance.shape)),
+    ("encoder", "previous token", mean_weight, lambda distance, words: distance == 1),
+    ("encoder", "next token", mean_weight, lambda distance, words: distance == -1),
+    ("encoder", "distant tokens", excess_weight, lambda distance, words: (distance.abs() >= DISTANCE) & words),
+    ("decoder", "previous token", mean_weight, lambda distance, words: distance == 1),
+    ("decoder", "distant tokens", excess_weight, lambda distance, words: (distance >= DISTANCE) & words),
+    ("cross", "alignment", received_weight, lambda distance, words: words),
 )
 
 
@@ -77,13 +77,23 @@ class Head:
     counted: torch.Tensor
 
 
+def shown_tokens(attention: Attention, kind: str) -> tuple[list[str], list[str]]:
+    """Query tokens and key tokens in a picture. The queries of a cross-attention are the tokens to predict, as in an
+    alignment of words."""
+    queries, keys = attention.tokens(kind)
+    return (attention.written_tokens if kind == "cross" else queries), keys
+
+
 def choose_heads(attention: Attention, special_tokens: list[str]) -> list[Head]:
     """Choose the head with the highest measure for each task that the sentence is long enough for."""
     heads = []
     for kind, task, measure, pairs in TASKS:
-        queries, keys = attention.tokens(kind)
+        queries, keys = shown_tokens(attention, kind)
+        is_query_word, is_key_word = (
+            torch.tensor([token not in special_tokens for token in tokens]) for tokens in (queries, keys)
+        )
         distance = torch.arange(len(queries))[:, None] - torch.arange(len(keys))
-        counted = pairs(distance, torch.tensor([token not in special_tokens for token in keys]))
+        counted = pairs(distance, is_query_word[:, None] & is_key_word)
         scores = measure(attention.weights[kind], counted)
         if scores.max() > 0:  # not of NaN
             layer, head = divmod(scores.argmax().item(), scores.shape[1])
@@ -105,7 +115,7 @@ def heads_figure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
     for name, tokens in (("text", attention.source_tokens), ("translation", attention.read_tokens)):
         if len(tokens) > MAX_TOKENS:
             raise ValueError(
-                f"The {name} has {len(tokens)} tokens: a picture of heads shows at most {MAX_TOKENS}. Use a shorter text."
+                f"The {name} has {len(tokens)} tokens: a picture shows at most {MAX_TOKENS}. Use a shorter text."
             )
     heads = choose_heads(attention, tokenizer.all_special_tokens)
     return PaperFigure(
@@ -113,11 +123,11 @@ def heads_figure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         title="Attention heads",
         section="3.2, Figures 3 to 5",
         caption=f"Source: “{attention.source}” Translation: “{attention.target}” Lines lead from the tokens on the "
-        "left, which attend, to those on the right; their strength is the weight. In the decoder, the left token is "
-        "the one just read. Each panel shows the head with the highest measure in this sentence, the number, and in "
-        "colour the pairs of tokens that it counts. For the previous and the next token, it is their mean weight; for "
-        f"distant tokens, a token's largest weight at a distance of {DISTANCE} or more, less the mean weight that the "
-        "other token receives; for an alignment, the largest weight that a source token receives. The start and end "
+        "left, which attend, to those on the right; their strength is the weight. The decoder's self-attention "
+        "starts from the token just read, cross-attention from the token to predict. Each panel shows the head with the highest measure in this sentence, the number, and in "
+        "colour the pairs of tokens that count. For the previous and the next token, it is their mean weight; for "
+        f"distant tokens, the largest weight at a distance of {DISTANCE} or more, less the mean weight that the token "
+        "on the right receives; for an alignment, the largest weight that a source token receives. The start and end "
         "of a sentence do not count in the last two.",
         code=(eager_attention_forward, VaswaniAttention),
         picture=draw_heads(attention, heads),
@@ -132,7 +142,7 @@ def draw_heads(attention: Attention, heads: list[Head], across: int = 3):
     grid = picture.subplots(down, across, squeeze=False).flat
     for axes, head in zip(grid, heads):
         color = COLORS[list(TITLES).index(head.kind)]
-        queries, keys = attention.tokens(head.kind)
+        queries, keys = shown_tokens(attention, head.kind)
         weights = attention.weights[head.kind][head.layer - 1, head.number - 1]
         for query, key in (weights >= VISIBLE).nonzero().tolist():
             weight, shade = weights[query, key].item(), color if head.counted[query, key] else OTHER
