@@ -15,7 +15,7 @@ from training.inference.attention_maps import Attention
 from training.publishing import figures
 from training.publishing.figure_page import code_of
 from training.publishing.figures import learning_rates, position_dot_products, smoothed_target, table_1
-from training.publishing.head_figures import choose_heads
+from training.publishing.head_figures import choose_heads, excess_weight
 
 
 NAMES = ["sinusoids", "dot_products", "learning_rate", "label_smoothing", "cost"]
@@ -127,6 +127,14 @@ def test_each_task_gets_the_head_that_does_it():
         ("cross", "alignment", 2, 2),
     ]
     assert heads[0].score == heads[1].score == heads[5].score == 1
+
+
+def test_a_token_that_all_others_attend_to_is_not_distant():
+    distance = torch.arange(8)[:, None] - torch.arange(8)
+    sink, far = torch.zeros(2, 1, 8, 8)
+    sink[..., 6] = 1
+    far[0] = torch.eye(8).roll(-4, 0)  # 1 on a token four away, which receives 1/8 on average
+    assert excess_weight(torch.stack((sink, far)), distance.abs() >= 4).tolist() == [[0], [0.875]]
 
 
 def test_tasks_that_a_short_sentence_has_no_room_for_are_left_out():

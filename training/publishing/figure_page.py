@@ -81,7 +81,7 @@ def page(figures: list[PaperFigure], pictures: list[bytes]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Attention Is All You Need, drawn</title>'
         f"<style>{STYLE}</style></head>\n<body><h1>Attention Is All You Need, drawn</h1>\n<p>Figures of the paper, "
-        "computed by the code of hf-vaswani. Under each one stand the lines of the installed code that it shows.</p>\n"
+        "computed by the code of hf-vaswani. The lines of the installed code that a figure shows are below it.</p>\n"
         f"<ul>{links}</ul>\n{sections}</body></html>\n"
     )
 

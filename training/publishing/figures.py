@@ -146,8 +146,8 @@ def dot_products_figure(length: int = 128) -> PaperFigure:
         title="Dot products of position encodings",
         section="3.5",
         caption="The product depends on the distance alone: the curves of three positions lie on one another. It is "
-        f"highest at distance 0, where it is d_model / 2 = {D_MODEL // 2}. For any offset k, PE(p + k) is a rotation "
-        "of PE(p) that does not depend on p.",
+        f"highest at distance 0, where it is d_model / 2 = {D_MODEL // 2}. For any offset k, PE(p + k) is PE(p) "
+        "rotated by angles that do not depend on p.",
         code=(sinusoids,),
         picture=picture,
     )

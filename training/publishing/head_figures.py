@@ -122,13 +122,13 @@ def heads_figure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
         name="heads",
         title="Attention heads",
         section="3.2, Figures 3 to 5",
-        caption=f"Source: “{attention.source}” Translation: “{attention.target}” Lines lead from the tokens on the "
-        "left, which attend, to those on the right; their strength is the weight. The decoder's self-attention "
-        "starts from the token just read, cross-attention from the token to predict. Each panel shows the head with the highest measure in this sentence, the number, and in "
-        "colour the pairs of tokens that count. For the previous and the next token, it is their mean weight; for "
-        f"distant tokens, the largest weight at a distance of {DISTANCE} or more, less the mean weight that the token "
-        "on the right receives; for an alignment, the largest weight that a source token receives. The start and end "
-        "of a sentence do not count in the last two.",
+        caption=f"Source: “{attention.source}”; translation: “{attention.target}”. Lines lead from the tokens that "
+        "attend, on the left, to those on the right; their strength is the weight. The decoder's self-attention "
+        "starts from the token just read, cross-attention from the token to predict. Each panel shows the head with "
+        "the highest measure in this sentence, and in colour the pairs of tokens that count. The measure of the "
+        "previous and of the next token is their mean weight; of distant tokens, the largest weight at a distance of "
+        f"{DISTANCE} or more, less the mean weight that the token on the right receives; of an alignment, the largest "
+        "weight that a source token receives. In the last two, the start and end of a sentence do not count.",
         code=(eager_attention_forward, VaswaniAttention),
         picture=draw_heads(attention, heads),
     )
