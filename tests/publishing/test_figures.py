@@ -3,6 +3,7 @@
 import html
 import re
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -215,3 +216,9 @@ def test_a_text_needs_a_model(tmp_path, capsys):
     with pytest.raises(SystemExit) as exit:
         main(["figures", "--text", "a dog", "--output", str(tmp_path / "out")])
     assert exit.value.code == 2 and "--model" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_message_names_the_extra(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["figures", "--output", str(tmp_path / "out")]) == 1
+    assert "hf-vaswani[plots]" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
