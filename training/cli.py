@@ -19,6 +19,7 @@ COMMANDS = {
     "ablate": "train rows of the paper's Table 3 and compare the results with the paper's",
     "curves": "draw the loss, BLEU and learning rate of a run",
     "attention": "draw the attention between the tokens of a sentence and its translation",
+    "figures": "draw the figures of the paper, with the code that each one shows",
     "demo": "serve a translation page in the browser, or write a Hugging Face Space with it",
     "demo-data": "generate the sentence pairs of the demo",
     "env": "print versions and devices, for a bug report",

@@ -42,7 +42,7 @@ from training.trainer.command_line import load_recipe
 TOKEN = "hf_secretOfUser"
 OTHER_TOKEN = "hf_secretOfOther"
 MODELS = ("M", "M1", "M2", "M3", "demo/run/average")
-OPTIONAL = {"curves": "matplotlib"}
+OPTIONAL = {"curves": "matplotlib", "figures": "matplotlib"}
 
 # What makes the README's trainings tiny; a command line wins over its recipe, and its last word over others.
 STEPS = [
