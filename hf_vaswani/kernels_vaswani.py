@@ -263,7 +263,7 @@ class Int8Linear(nn.Module):
         self.out_features, self.in_features = weight.shape
         weight = weight.detach().float()
         scale = weight.abs().amax(1).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
-        self.register_buffer("weight", (weight / scale[:, None]).round_().to(torch.int8))
+        self.register_buffer("weight", (weight / scale[:, None]).round_().to(torch.int8).t().contiguous())
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
 
@@ -273,7 +273,7 @@ class Int8Linear(nn.Module):
         joined = cls.__new__(cls)
         nn.Module.__init__(joined)
         joined.in_features, joined.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
-        joined.register_buffer("weight", torch.cat([layer.weight for layer in layers]))
+        joined.register_buffer("weight", torch.cat([layer.weight for layer in layers], dim=1))
         joined.register_buffer("scale", torch.cat([layer.scale for layer in layers]))
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         joined.register_buffer("bias", bias)
@@ -288,7 +288,7 @@ class Int8Linear(nn.Module):
         if inputs.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("8-bit layers are for inference: they have no gradients.")
         integers, scale = quantize_rows(inputs.reshape(-1, self.in_features))
-        outputs = torch._int_mm(integers, self.weight.t()).float().mul_(self.scale)
+        outputs = torch._int_mm(integers, self.weight).float().mul_(self.scale)
         outputs.mul_(scale)
         if self.bias is not None:
             outputs.add_(self.bias)
@@ -309,7 +309,7 @@ class PackedInt8Linear:
     """The numbers of an [`Int8Linear`], from packed weights and without the 32-bit integers in between."""
 
     def __init__(self, layer: Int8Linear):
-        self.weight = torch.ops.onednn.qlinear_prepack(layer.weight, None)
+        self.weight = torch.ops.onednn.qlinear_prepack(layer.weight.t().contiguous(), None)  # it ignores strides
         self.scale, self.bias = layer.scale, layer.bias
         self.zeros = torch.zeros(layer.out_features, dtype=torch.int32)
 
@@ -328,12 +328,14 @@ class PackedInt8Linear:
 
 @cache
 def has_fused_int8(device: torch.device) -> bool:
-    """Check that oneDNN multiplies 8-bit integers here, and without overflow."""
+    """Check that oneDNN multiplies 8-bit integers here: all of them in the right order, and without overflow."""
     if device.type != "cpu" or not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
-    layer = Int8Linear(torch.ones(8, 64))
+    numbers = torch.linspace(-1, 1, 7 * 64).view(7, 64)
+    numbers[0] = 1
+    layer = Int8Linear(numbers)
     try:
-        return torch.equal(PackedInt8Linear(layer)(torch.ones(2, 64)), layer(torch.ones(2, 64)))
+        return torch.equal(PackedInt8Linear(layer)(numbers), layer(numbers))
     except (AttributeError, RuntimeError):  # an older torch, or a processor that oneDNN does not support
         return False
 
