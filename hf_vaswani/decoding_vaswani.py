@@ -13,6 +13,7 @@ The file reads bottom up: weights, decoders, greedy search, beam search.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,13 +21,13 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from .kernels_vaswani import pack, softmax
+from .kernels_vaswani import attention_dtype, pack, softmax, topk
 
 
 class LayerWeights:
     """Packed weights of one decoder layer."""
 
-    def __init__(self, layer: nn.Module):
+    def __init__(self, layer: nn.Module, pack: Callable):
         attention, cross_attention, feed_forward = layer.self_attn, layer.encoder_attn, layer.feed_forward
         self.qkv = pack(attention.q_proj, attention.k_proj, attention.v_proj)
         self.output = pack(attention.o_proj)
@@ -38,12 +39,18 @@ class LayerWeights:
 
 
 class DecoderWeights:
-    """Packed weights of a model's decoder and output projection."""
+    """Packed weights of a model's decoder and output projection.
+
+    Args:
+        model (`VaswaniForConditionalGeneration`): Model with the weights.
+        for_many_calls (`bool`): Take the time for what pays only if many calls of `generate()` share the weights.
+    """
 
     @torch.no_grad()
-    def __init__(self, model: nn.Module):
-        self.layers = [LayerWeights(layer) for layer in model.model.decoder.layers]
-        self.head = pack(model.lm_head)
+    def __init__(self, model: nn.Module, for_many_calls: bool = False):
+        pack_layers = partial(pack, for_many_calls=for_many_calls)
+        self.layers = [LayerWeights(layer, pack_layers) for layer in model.model.decoder.layers]
+        self.head = pack_layers(model.lm_head)
 
 
 class StepDecoder:
@@ -73,19 +80,22 @@ class StepDecoder:
         weights = weights or DecoderWeights(model)
         self.layers, self.head = weights.layers, weights.head
         self.sentences, self.vocab_size = len(encoder_states), config.vocab_size
-        self.dtype, self.device = encoder_states.dtype, encoder_states.device
+        self.device = encoder_states.device
+        self.dtype = attention_dtype(encoder_states)
         self.hidden_value = torch.finfo(self.dtype).min
 
         self.source_mask = None  # (sentences, source), added to the scores
         if encoder_mask is not None and not encoder_mask.all():
             self.source_mask = torch.zeros_like(encoder_mask, dtype=self.dtype)
             self.source_mask.masked_fill_(encoder_mask == 0, self.hidden_value)
-        self.source_keys, self.source_values = [], []
+        self.source_keys, self.source_values = [], []  # (sentences * heads, d_k, source), (..., source, d_v)
         for layer in self.layers:
-            keys, values = layer.cross_keys_values(encoder_states).split(
-                (self.heads * self.d_k, self.heads * self.d_v), dim=-1
+            keys, values = (
+                layer.cross_keys_values(encoder_states)
+                .to(self.dtype)
+                .split((self.heads * self.d_k, self.heads * self.d_v), dim=-1)
             )
-            self.source_keys.append(self._heads(keys, self.d_k))
+            self.source_keys.append(self._heads(keys, self.d_k).transpose(1, 2).contiguous())
             self.source_values.append(self._heads(values, self.d_v))
 
         self.length = 0  # steps taken
@@ -154,27 +164,30 @@ class StepDecoder:
 
     def _layer(self, index, layer, hidden, new: slice, mask, source_mask) -> torch.Tensor:
         beams = new.stop - new.start
-        query, key, value = layer.qkv(hidden).split(
-            (self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v), dim=-1
+        query, key, value = (
+            layer.qkv(hidden)
+            .to(self.dtype)
+            .split((self.heads * self.d_k, self.heads * self.d_k, self.heads * self.d_v), dim=-1)
         )
         self.keys[index][:, new] = self._heads(key.unflatten(0, (-1, beams)), self.d_k)
         self.values[index][:, new] = self._heads(value.unflatten(0, (-1, beams)), self.d_v)
-        attended = self._attend(query, beams, self.keys[index][:, : new.stop], self.values[index][:, : new.stop], mask)
-        hidden = layer.norms[0](hidden, layer.output(attended))
+        keys, values = self.keys[index][:, : new.stop], self.values[index][:, : new.stop]
+        attended = self._attend(query, beams, keys.transpose(1, 2), values, mask)
+        hidden = layer.norms[0](hidden, layer.output(attended.to(hidden.dtype)))
 
-        query = layer.cross_query(hidden)
+        query = layer.cross_query(hidden).to(self.dtype)
         attended = self._attend(query, beams, self.source_keys[index], self.source_values[index], source_mask)
-        hidden = layer.norms[1](hidden, layer.cross_output(attended))
+        hidden = layer.norms[1](hidden, layer.cross_output(attended.to(hidden.dtype)))
         return layer.norms[2](hidden, layer.outer(layer.activation(layer.inner(hidden))))
 
     def _attend(self, query, beams: int, keys, values, mask) -> torch.Tensor:
         """Attention (section 3.2.1) of `query` `(sentences * beams, heads * d_k)`, whose last dimension becomes
-        `heads * d_v`."""
+        `heads * d_v`, to `keys` `(sentences * heads, d_k, slots)` and `values` `(sentences * heads, slots, d_v)`."""
         query = self._heads(query.unflatten(0, (-1, beams)), self.d_k)
         if mask is None:
-            scores = torch.bmm(query, keys.transpose(1, 2)).mul_(self.scaling)
+            scores = torch.bmm(query, keys).mul_(self.scaling)
         else:
-            scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self.scaling)
+            scores = torch.baddbmm(mask, query, keys, alpha=self.scaling)
         attended = torch.bmm(softmax(scores), values)  # (sentences * heads, beams, d_v)
         return attended.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -539,7 +552,7 @@ class BeamSearch:
             index = scores.softmax(-1).multinomial(self.candidates)
             top = scores.gather(1, index)
         else:
-            top, index = scores.topk(self.candidates)
+            top, index = scores.topk(self.candidates) if self.processors else topk(scores, self.candidates)
         parents, token = index // vocabulary, index % vocabulary
         origin = parents + state.index[:, None] * self.beams
         tokens = torch.cat((_gather(state.tokens, parents), token[..., None]), dim=-1)

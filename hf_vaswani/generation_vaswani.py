@@ -139,7 +139,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         with PACKING:
             users, weights = PACKED.get(self, (0, None))
             if weights is None and _is_plain(self):
-                weights = DecoderWeights(self)
+                weights = DecoderWeights(self, for_many_calls=True)
             PACKED[self] = users + 1, weights
         try:
             yield

@@ -4,7 +4,7 @@ Each function here computes what a line of plain PyTorch would. The model reads 
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -196,14 +196,43 @@ class PackedLinear:
         return F.linear(inputs, self.weight, self.bias)
 
 
-def pack(*layers: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Join linear layers, `nn.Linear` or `Int8Linear`, into one function with concatenated outputs."""
+def pack(*layers: nn.Module, for_many_calls: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Join linear layers, `nn.Linear` or `Int8Linear`, into one function with concatenated outputs.
+
+    Packing 8-bit weights takes as long as a few sentences, so it is done only `for_many_calls` of `generate()`.
+    """
     if len({(type(layer), layer.bias is None) for layer in layers}) > 1:
-        parts = [pack(layer) for layer in layers]
+        parts = [pack(layer, for_many_calls=for_many_calls) for layer in layers]
         return lambda inputs: torch.cat([part(inputs) for part in parts], dim=-1)
     if isinstance(layers[0], Int8Linear):
-        return Int8Linear.joined(layers)
+        joined = Int8Linear.joined(layers)
+        return PackedInt8Linear(joined) if for_many_calls and has_fused_int8(joined.weight.device) else joined
     return PackedLinear(*layers)
+
+
+def attention_dtype(states: torch.Tensor) -> torch.dtype:
+    """Type in which a decoding step computes attention: float32 on a CPU, where oneDNN would compile a kernel in half
+    precision for every new length."""
+    return torch.float32 if states.device.type == "cpu" and states.dtype.itemsize < 4 else states.dtype
+
+
+def topk(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Greatest `count` of `scores` `(rows, numbers)` and their places, best first, as `torch.topk`.
+
+    On a CPU, torch's takes longer than all else that a search does with the scores. Here the maxima of blocks come
+    first: the greatest numbers are in the blocks with the greatest maxima.
+    """
+    block = 128
+    whole = scores.shape[1] // block * block
+    if scores.device.type != "cpu" or whole < 4 * count * block:
+        return scores.topk(count)
+    blocks = scores[:, :whole].unflatten(1, (-1, block))
+    best = blocks.amax(-1).topk(count, sorted=False).indices[..., None]  # (rows, count, 1)
+    values = torch.cat((blocks.gather(1, best.expand(-1, -1, block)).flatten(1), scores[:, whole:]), dim=1)
+    places = (best * block + torch.arange(block)).flatten(1)
+    rest = torch.arange(whole, scores.shape[1]).expand(len(scores), -1)
+    top, index = values.topk(count)
+    return top, torch.cat((places, rest), dim=1).gather(1, index)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
@@ -258,18 +287,57 @@ class Int8Linear(nn.Module):
         """
         if inputs.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("8-bit layers are for inference: they have no gradients.")
-        rows = inputs.reshape(-1, self.in_features).float()
-        scale = rows.abs().amax(1, keepdim=True).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
-        integers = (rows / scale).round_().to(torch.int8)
-        outputs = torch._int_mm(integers, self.weight).float().mul_(scale)
-        if self.bias is None:
-            outputs.mul_(self.scale)
-        else:
-            outputs = torch.addcmul(self.bias, outputs, self.scale)
+        integers, scale = quantize_rows(inputs.reshape(-1, self.in_features))
+        outputs = torch._int_mm(integers, self.weight).float().mul_(self.scale)
+        outputs.mul_(scale)
+        if self.bias is not None:
+            outputs.add_(self.bias)
         return outputs.unflatten(0, inputs.shape[:-1]).to(inputs.dtype)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round `rows` `(rows, features)` to 8-bit integers, with one scale `(rows, 1)` for each row."""
+    rows = rows.float()
+    scale = rows.abs().amax(1, keepdim=True).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
+    return (rows / scale).round_().to(torch.int8), scale
+
+
+class PackedInt8Linear:
+    """The numbers of an [`Int8Linear`], from packed weights and without the 32-bit integers in between."""
+
+    def __init__(self, layer: Int8Linear):
+        self.weight = torch.ops.onednn.qlinear_prepack(layer.weight.t().contiguous(), None)  # it ignores strides
+        self.scale, self.bias = layer.scale, layer.bias
+        self.zeros = torch.zeros(layer.out_features, dtype=torch.int32)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """`(..., in_features)` to `(..., out_features)`."""
+        integers, scale = quantize_rows(inputs.flatten(0, -2))
+        outputs = torch.ops.onednn.qlinear_pointwise(
+            *(integers, 1.0, 0, self.weight, self.scale, self.zeros, None),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        outputs.mul_(scale)
+        if self.bias is not None:
+            outputs.add_(self.bias)
+        return outputs.unflatten(0, inputs.shape[:-1]).to(inputs.dtype)
+
+
+@cache
+def has_fused_int8(device: torch.device) -> bool:
+    """Check that oneDNN multiplies 8-bit integers here: all of them in the right order, and without overflow."""
+    if device.type != "cpu" or not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return False
+    numbers = torch.linspace(-1, 1, 7 * 64).view(7, 64)
+    numbers[0] = 1
+    layer = Int8Linear(numbers)
+    try:
+        return torch.equal(PackedInt8Linear(layer)(numbers), layer(numbers))
+    except (AttributeError, RuntimeError):  # an older torch, or a processor that oneDNN does not support
+        return False
 
 
 def quantize_linear_layers(model: nn.Module) -> None:
@@ -282,12 +350,17 @@ def quantize_linear_layers(model: nn.Module) -> None:
 
 __all__ = [
     "Int8Linear",
+    "PackedInt8Linear",
     "PackedLinear",
+    "attention_dtype",
     "dropout",
     "fastest_attention",
+    "has_fused_int8",
     "is_plain_product",
     "pack",
     "projected_cross_entropy",
     "quantize_linear_layers",
+    "quantize_rows",
     "softmax",
+    "topk",
 ]

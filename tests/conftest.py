@@ -63,9 +63,9 @@ def layouts(monkeypatch):
     models = []
 
     class Counted(decoding_vaswani.DecoderWeights):
-        def __init__(self, model):
+        def __init__(self, model, **options):
             models.append(model)
-            super().__init__(model)
+            super().__init__(model, **options)
 
     monkeypatch.setattr(generation_vaswani, "DecoderWeights", Counted)
     monkeypatch.setattr(decoding_vaswani, "DecoderWeights", Counted)

@@ -4,7 +4,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vaswani import kernels_vaswani, modeling_vaswani
-from hf_vaswani.kernels_vaswani import SHORT, Int8Linear, SmoothedCrossEntropy, dropout
+from hf_vaswani.kernels_vaswani import (
+    SHORT,
+    Int8Linear,
+    PackedInt8Linear,
+    SmoothedCrossEntropy,
+    attention_dtype,
+    dropout,
+    has_fused_int8,
+    topk,
+)
 from support.models import batch_of, noisy_model, random_tokens, sources_of, tiny_config, tiny_model
 
 
@@ -136,6 +145,42 @@ def test_smoothed_loss_and_gradients_equal_torchs():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+# Steps of a search
+
+
+@pytest.mark.parametrize("numbers", [40, 5000, 5120, 5203])
+def test_the_greatest_numbers_and_their_places_are_torchs(numbers):
+    torch.manual_seed(numbers)
+    for row in (
+        torch.randn(6, numbers),
+        torch.arange(6.0 * numbers).view(6, -1),
+        -torch.arange(6.0 * numbers).view(6, -1),
+    ):
+        row = torch.cat((row, row[:1].masked_fill(torch.arange(numbers) < numbers - 8, -torch.inf)))
+        for count in (1, 8):
+            expected = row.topk(count)
+            values, places = topk(row, count)
+            assert torch.equal(values, expected.values) and torch.equal(places, expected.indices)
+
+
+def test_a_search_over_many_words_gives_what_the_library_gives():
+    model = noisy_model(5, vocab_size=2503)
+    for more in (
+        {},
+        {"length_penalty_form": "gnmt", "length_penalty": 0.6},
+        {"suppress_tokens": list(range(5, 2400))},
+    ):
+        options = {**batch_of([6, 3, 9]), "num_beams": 4, "max_new_tokens": 8, **more}
+        assert model.generate(**options).tolist() == model.generate(**options, fast_decoding=False).tolist()
+
+
+def test_attention_of_a_step_is_not_computed_in_half_precision_on_a_cpu():
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert attention_dtype(torch.empty(1, dtype=dtype)) == torch.float32
+    assert attention_dtype(torch.empty(1, dtype=torch.float64)) == torch.float64
+    assert attention_dtype(torch.empty(1, dtype=torch.bfloat16, device="meta")) == torch.bfloat16
+
+
 # 8-bit products
 
 
@@ -164,6 +209,35 @@ def test_joined_layers_compute_what_each_does():
     inputs = torch.randn(4, 8)
     expected = torch.cat([layer(inputs) for layer in layers], dim=-1)
     assert torch.equal(Int8Linear.joined(layers)(inputs), expected)
+
+
+@pytest.mark.skipif(not has_fused_int8(torch.device("cpu")), reason="oneDNN has no exact 8-bit product here")
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_8_bit_weights_give_the_same_numbers_in_every_batch(bias):
+    layer = Int8Linear(torch.randn(37, 64), torch.randn(37) if bias else None)
+    packed, inputs = PackedInt8Linear(layer), torch.randn(70, 64) * torch.logspace(-3, 3, 70)[:, None]
+    expected = layer(inputs)
+    for rows in (1, 2, 5, 16, 33, 70):
+        assert torch.equal(packed(inputs[:rows]), expected[:rows])
+    assert torch.equal(packed(inputs.view(2, 35, 64)), expected.view(2, 35, 37))
+    assert packed(inputs.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(not has_fused_int8(torch.device("cpu")), reason="oneDNN has no exact 8-bit product here")
+def test_the_greatest_8_bit_sums_do_not_overflow():
+    layer = Int8Linear(torch.full((3, 8192), 1.0))
+    expected = torch.full((2, 3), 8192.0)
+    torch.testing.assert_close(PackedInt8Linear(layer)(torch.ones(2, 8192)), expected)
+    torch.testing.assert_close(PackedInt8Linear(layer)(-torch.ones(2, 8192)), -expected)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_an_8_bit_model_generates_the_same_with_fixed_weights(num_beams):
+    model = noisy_model(2).to_int8()
+    options = {**batch_of([5, 9, 2]), "num_beams": num_beams, "max_extra_tokens": 5}
+    expected = model.generate(**options).tolist()
+    with model.fixed_weights():
+        assert model.generate(**options).tolist() == expected
 
 
 @torch.no_grad()
