@@ -187,7 +187,7 @@ def finished(run, tmp_path, saved=(), **fields) -> SimpleNamespace:
     )
 
 
-DATA = SimpleNamespace(eval_files=["val.en", "val.de"], target_lang="de")
+DATA = SimpleNamespace(train_files=["train.tsv"], eval_files=["val.en", "val.de"], target_lang="de")
 
 
 @pytest.mark.parametrize(

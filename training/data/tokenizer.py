@@ -107,10 +107,12 @@ def with_symbols(tokenizer: PreTrainedTokenizerFast, symbols: Iterable[str]) -> 
 
 
 def symbol_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """Ids of the symbols of `with_symbols`, by symbol; empty for a tokenizer without symbols."""
+    """Ids of the symbols of `with_symbols`, by symbol; empty if there are no brackets among the added tokens."""
     special = set(tokenizer.all_special_ids)
     added = sorted(set(tokenizer.get_added_vocab().values()) - special)
-    return {tokenizer.decode([token]).strip(" "): token for token in added}
+    symbols = {tokenizer.decode([token]).strip(" "): token for token in added}
+    has_brackets = any(symbol[0] == "(" and f"){symbol[1:]}" in symbols for symbol in symbols if len(symbol) > 1)
+    return symbols if has_brackets else {}
 
 
 def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int) -> PreTrainedTokenizerFast:
