@@ -74,6 +74,17 @@ def test_texts_are_those_of_the_default_engine(command, words):
     assert command(*ENGINE, *words) == expected
 
 
+def test_torch_keeps_its_threads(command):
+    """CTranslate2 sets the number for both: batches were translated one after the other."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        command(*ENGINE)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("words", [["--n-best", "4"], ["--num-beams", "1"]], ids=" ".join)
 def test_scores_and_log_probabilities_are_those_of_the_default_engine(command, words):
     lists = [

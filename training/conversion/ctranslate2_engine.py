@@ -10,6 +10,7 @@ otherwise twice as many.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import logging
@@ -251,11 +252,24 @@ def load_translator(folder: Path, dtype: str, device: torch.device) -> ctranslat
         ValueError: A file is damaged.
     """
     place = {"device": "cuda", "device_index": device.index or 0} if device.type == "cuda" else {"device": "cpu"}
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    at_once = torch.get_num_threads() if device.type == "cpu" else 1
     try:
-        return ctranslate2.Translator(str(folder), compute_type=dtype, inter_threads=threads, intra_threads=1, **place)
+        with same_threads():
+            return ctranslate2.Translator(
+                str(folder), compute_type=dtype, inter_threads=at_once, intra_threads=1, **place
+            )
     except RuntimeError as error:
         raise ValueError(f"{folder}: CTranslate2: {error}. Delete the folder to convert the model again.") from error
+
+
+@contextlib.contextmanager
+def same_threads() -> Iterator[None]:
+    """Context after which torch has as many threads as before: CTranslate2 sets the number for both of them."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def converted(
