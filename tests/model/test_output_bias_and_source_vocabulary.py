@@ -6,10 +6,10 @@ The logits are compared with MarianMT's in tests/conversion.
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniConfig, VaswaniTranslationPipeline
-from support.models import SPECIAL, batch_of, random_tokens, sources_of, tiny_model
+from support.models import batch_of, noisy_model, random_tokens, sources_of, tiny_model
 from training.inference.checkpoint_files import count_parameters
 
 
@@ -19,13 +19,7 @@ SOURCES = batch_of([6, 9, 3], vocab_size=55)
 
 def foreign_model(seed: int = 0, **fields):
     """A random model with both fields, nothing zero."""
-    model = tiny_model(**{**FIELDS, **fields})
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.4 * torch.randn(weight.shape, generator=generator))
-    model.generation_config = GenerationConfig(**SPECIAL)
-    return model
+    return noisy_model(seed, **{**FIELDS, **fields})
 
 
 def test_the_paper_has_neither():

@@ -12,7 +12,6 @@ from markdown_it import MarkdownIt
 
 from hf_vaswani import VaswaniConfig
 from support.foreign_models import marian_model
-from support.models import new_model
 from support.runs import train_argv
 from support.sentencepiece_models import write_marian
 from training.cli import main
@@ -79,15 +78,6 @@ def tuned(converted, data, tmp_path_factory) -> Path:
     del arguments[position : position + 4]  # and vocab_size: both are the converted model's
     assert main([*arguments, "--learning_rate", "0.001"]) == 0
     return folder
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    model = new_model(tokenizer)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder, model, tokenizer
 
 
 # The record

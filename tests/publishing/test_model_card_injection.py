@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from support.models import new_model
 from training.evaluation.metrics import Comparison, MetricScore
 from training.evaluation.report import Report
 from training.markdown import as_code, as_code_block, as_markdown, as_paragraph, one_line
@@ -98,15 +97,6 @@ seeded = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    model = new_model(tokenizer)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder, model, tokenizer
 
 
 def rendered(tokens) -> str:

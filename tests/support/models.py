@@ -46,8 +46,8 @@ def strong_model(vocab_size: int = 40, **overrides) -> VaswaniForConditionalGene
     return model
 
 
-def noisy_model(seed: int = 0, vocab_size: int = 40):
-    model = tiny_model(vocab_size=vocab_size)
+def noisy_model(seed: int = 0, vocab_size: int = 40, **fields):
+    model = tiny_model(vocab_size=vocab_size, **fields)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
