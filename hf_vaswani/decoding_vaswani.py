@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from .kernels_vaswani import attention_dtype, pack, softmax, topk
+from .kernels_vaswani import attention_dtype, best_continuations, pack, softmax
 
 
 class LayerWeights:
@@ -122,13 +122,13 @@ class StepDecoder:
             self.step(prompt[:, place : place + 1])
 
     def logits(self, histories: torch.Tensor) -> torch.Tensor:
-        """Logits of the next token, `(sentences * beams, vocab_size)`, float32.
+        """Logits of the next token, `(sentences * beams, vocab_size)`.
 
         Args:
             histories (`torch.Tensor` of shape `(sentences, beams, length)`): Tokens of every beam; all but the last
                 have been read already.
         """
-        return self.head(self.step(histories[..., -1])).float()
+        return self.head(self.step(histories[..., -1]))
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Hidden states of the next position.
@@ -243,7 +243,7 @@ class EnsembleDecoder:
 
     def logits(self, histories: torch.Tensor) -> torch.Tensor:
         """Logarithms of the mean of the models' probabilities, `(sentences * beams, vocab_size)`."""
-        each = torch.stack([decoder.logits(histories).log_softmax(-1) for decoder in self.decoders])
+        each = torch.stack([decoder.logits(histories).float().log_softmax(-1) for decoder in self.decoders])
         return each.logsumexp(0) - math.log(len(self.decoders))
 
     def reorder(self, parents: torch.Tensor) -> None:
@@ -388,7 +388,8 @@ def greedy_search(
     rows = torch.arange(len(prompt), device=prompt.device)
     while True:
         logits = decoder.logits(tokens[:, None])
-        logits = _processed(processors, tokens, logits, sentences=rows)
+        if processors:
+            logits = _processed(processors, tokens, logits.float(), sentences=rows)
         tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=-1)
         sequences = F.pad(sequences, (0, 1), value=fill)
         sequences[rows, -1] = tokens[:, -1]
@@ -510,7 +511,7 @@ class BeamSearch:
         self.prompt, self.eos = prompt.shape[1], self.eos.to(prompt.device)
         state, ended = Hypotheses.at_prompt(prompt, limits, self.beams), []
         while True:
-            candidates = self._candidates(state, self._scores(state, decoder))
+            candidates = self._candidates(state, *self._best(state, decoder))
             self._collect_finished(state, candidates)
             self._continue(state, candidates, decoder)
             state.improvable = state.improvable & self._can_improve(state)
@@ -531,29 +532,31 @@ class BeamSearch:
                 state = state.select(kept)
                 decoder.compact(kept, self.beams)
 
-    def _scores(self, state: Hypotheses, decoder: Decoder) -> torch.Tensor:
-        """Log probabilities of all continuations by one token, `(sentences, beams, vocab_size)`.
+    def _best(self, state: Hypotheses, decoder: Decoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Choose the best continuations by one token, enough for all beams to go on when some of them end.
 
-        At the prompt all beams are the same: one is computed, if it has enough continuations.
+        Returns:
+            Log probabilities, beams that are continued and tokens, each `(sentences, candidates)`.
         """
-        is_first = state.tokens.shape[-1] == self.prompt
-        enough = not self.processors and not decoder.keeps_batch and decoder.vocab_size >= self.candidates
-        beams = 1 if is_first and enough else self.beams
-        histories = state.tokens[:, :beams]
-        scores = decoder.logits(histories).log_softmax(-1)
-        scores = _processed(self.processors, histories.flatten(0, 1), scores, sentences=state.index)
-        scores, so_far = scores.unflatten(0, (-1, beams)), state.scores[:, :beams, None]
-        return scores + so_far if decoder.keeps_batch else scores.add_(so_far)
-
-    def _candidates(self, state: Hypotheses, scores: torch.Tensor) -> Candidates:
-        """Choose the best continuations, enough for all beams to go on when some of them end."""
-        vocabulary, scores = scores.shape[-1], scores.flatten(1)
+        if not self.processors and not decoder.keeps_batch:
+            # At the prompt all beams are the same: one is computed, if it has enough continuations.
+            is_first = state.tokens.shape[-1] == self.prompt
+            beams = 1 if is_first and decoder.vocab_size >= self.candidates else self.beams
+            logits = decoder.logits(state.tokens[:, :beams])
+            return best_continuations(logits, state.scores[:, :beams], self.candidates)
+        scores = decoder.logits(state.tokens).float().log_softmax(-1)
+        scores = _processed(self.processors, state.tokens.flatten(0, 1), scores, sentences=state.index)
+        scores = (scores.unflatten(0, (-1, self.beams)) + state.scores[..., None]).flatten(1)
         if self.config.do_sample:
-            index = scores.softmax(-1).multinomial(self.candidates)
-            top = scores.gather(1, index)
+            places = scores.softmax(-1).multinomial(self.candidates)
+            top = scores.gather(1, places)
         else:
-            top, index = scores.topk(self.candidates) if self.processors else topk(scores, self.candidates)
-        parents, token = index // vocabulary, index % vocabulary
+            top, places = scores.topk(self.candidates)
+        vocabulary = scores.shape[1] // self.beams
+        return top, places // vocabulary, places % vocabulary
+
+    def _candidates(self, state: Hypotheses, top, parents, token) -> Candidates:
+        """Continuations from what `_best` chose."""
         origin = parents + state.index[:, None] * self.beams
         tokens = torch.cat((_gather(state.tokens, parents), token[..., None]), dim=-1)
         origins = torch.cat((_gather(state.origins, parents), origin[..., None].int()), dim=-1)

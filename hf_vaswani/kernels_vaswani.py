@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 
+GROUP = 32  # tokens of the vocabulary whose greatest logit stands for them in the search for the best
+IN_CACHE = 2**18  # float32 numbers that stay in the processor's cache between two passes
 SHORT = 32  # tokens: up to this length of a sentence, plain matrix products train faster than fused attention on a CPU
 
 
@@ -216,23 +218,52 @@ def attention_dtype(states: torch.Tensor) -> torch.dtype:
     return torch.float32 if states.device.type == "cpu" and states.dtype.itemsize < 4 else states.dtype
 
 
-def topk(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Greatest `count` of `scores` `(rows, numbers)` and their places, best first, as `torch.topk`.
+def best_continuations(
+    logits: torch.Tensor, scores: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Greatest `count` of `scores[..., None] + log_softmax(logits)` of each sentence, best first.
 
-    On a CPU, torch's takes longer than all else that a search does with the scores. Here the maxima of blocks come
-    first: the greatest numbers are in the blocks with the greatest maxima.
+    On a CPU, passes over all logits would take longer than the product that made them. So they are made a few rows at
+    a time, in the processor's cache, and log probabilities are computed only for the groups of tokens with the
+    greatest maxima.
+
+    Args:
+        logits (`torch.Tensor` of shape `(sentences * beams, vocab_size)`): Logits of the next token.
+        scores (`torch.Tensor` of shape `(sentences, beams)`): Log probabilities so far.
+        count (`int`): Continuations of each sentence.
+
+    Returns:
+        Log probabilities, beams and tokens, each `(sentences, count)`.
     """
-    block = 128
-    whole = scores.shape[1] // block * block
-    if scores.device.type != "cpu" or whole < 4 * count * block:
-        return scores.topk(count)
-    blocks = scores[:, :whole].unflatten(1, (-1, block))
-    best = blocks.amax(-1).topk(count, sorted=False).indices[..., None]  # (rows, count, 1)
-    values = torch.cat((blocks.gather(1, best.expand(-1, -1, block)).flatten(1), scores[:, whole:]), dim=1)
-    places = (best * block + torch.arange(block)).flatten(1)
-    rest = torch.arange(whole, scores.shape[1]).expand(len(scores), -1)
-    top, index = values.topk(count)
-    return top, torch.cat((places, rest), dim=1).gather(1, index)
+    (rows, vocabulary), (sentences, beams) = logits.shape, scores.shape
+    groups = -(-vocabulary // GROUP)  # of the tokens that are equal modulo `groups`
+    if logits.device.type != "cpu" or beams * groups < 4 * count:
+        log_probabilities = logits.float().log_softmax(-1).unflatten(0, (sentences, beams))
+        top, places = log_probabilities.add_(scores[..., None]).flatten(1).topk(count)
+        return top, places // vocabulary, places % vocabulary
+    slice_rows = max(1, IN_CACHE // vocabulary)
+    floats = logits.new_empty(min(rows, slice_rows), groups * GROUP, dtype=torch.float32)
+    maxima, highest = floats.new_empty(rows, groups), floats.new_empty(rows, 1)
+    totals = torch.empty_like(highest)
+    for start in range(0, rows, slice_rows):
+        part = slice(start, start + slice_rows)
+        wide = floats[: len(logits[part])]
+        wide[:, :vocabulary], wide[:, vocabulary:] = logits[part], -torch.inf
+        torch.amax(wide.unflatten(1, (GROUP, groups)), 1, out=maxima[part])
+        torch.amax(maxima[part], 1, keepdim=True, out=highest[part])
+        wide.sub_(highest[part]).clamp_(min=-80)  # exp(-80) adds nothing to 1, but numbers below 1e-38 take very long
+        torch.sum(wide.exp_(), 1, keepdim=True, out=totals[part])
+    totals.log_()
+    offsets = scores.reshape(-1, 1)
+    best = (maxima - highest - totals + offsets).view(sentences, -1).topk(count, sorted=False).indices
+    parents = (best // groups)[..., None].expand(-1, -1, GROUP)  # (sentences, count, GROUP)
+    tokens = (best % groups)[..., None] + torch.arange(GROUP) * groups
+    row = parents[..., :1] + torch.arange(0, rows, beams)[:, None, None]  # (sentences, count, 1)
+    values = logits[row, tokens.clamp(max=vocabulary - 1)].float()
+    values = values - highest[row, 0] - totals[row, 0] + offsets[row, 0]
+    values.masked_fill_(tokens >= vocabulary, -torch.inf)
+    top, index = values.flatten(1).topk(count)
+    return top, parents.flatten(1).gather(1, index), tokens.flatten(1).gather(1, index)
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
@@ -353,6 +384,7 @@ __all__ = [
     "PackedInt8Linear",
     "PackedLinear",
     "attention_dtype",
+    "best_continuations",
     "dropout",
     "fastest_attention",
     "has_fused_int8",
@@ -362,5 +394,4 @@ __all__ = [
     "quantize_linear_layers",
     "quantize_rows",
     "softmax",
-    "topk",
 ]

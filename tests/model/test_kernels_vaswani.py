@@ -10,9 +10,9 @@ from hf_vaswani.kernels_vaswani import (
     PackedInt8Linear,
     SmoothedCrossEntropy,
     attention_dtype,
+    best_continuations,
     dropout,
     has_fused_int8,
-    topk,
 )
 from support.models import batch_of, noisy_model, random_tokens, sources_of, tiny_config, tiny_model
 
@@ -148,19 +148,32 @@ def test_smoothed_loss_and_gradients_equal_torchs():
 # Steps of a search
 
 
-@pytest.mark.parametrize("numbers", [40, 5000, 5120, 5203])
-def test_the_greatest_numbers_and_their_places_are_torchs(numbers):
-    torch.manual_seed(numbers)
-    for row in (
-        torch.randn(6, numbers),
-        torch.arange(6.0 * numbers).view(6, -1),
-        -torch.arange(6.0 * numbers).view(6, -1),
-    ):
-        row = torch.cat((row, row[:1].masked_fill(torch.arange(numbers) < numbers - 8, -torch.inf)))
-        for count in (1, 8):
-            expected = row.topk(count)
-            values, places = topk(row, count)
-            assert torch.equal(values, expected.values) and torch.equal(places, expected.indices)
+@pytest.mark.parametrize("vocabulary", [40, 5000, 5120, 5203])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_best_continuations_are_the_greatest_sums_of_log_probabilities(vocabulary, dtype):
+    torch.manual_seed(vocabulary)
+    beams, count = 4, 8
+    spread = torch.cat([torch.randperm(beams * vocabulary).view(beams, -1) / vocabulary for _ in range(60)])
+    spread[0] = spread[0].flip(0)
+    spread[1, :-count] = -torch.inf
+    logits, scores = spread.to(dtype), -3 * torch.rand(60, beams)
+    scores[5, 1:] = -1e9
+    log_probabilities = torch.log_softmax(logits.double(), dim=-1).view(60, beams, -1) + scores[..., None]
+    expected = log_probabilities.flatten(1).topk(count).values
+    values, parents, tokens = best_continuations(logits, scores, count)
+    torch.testing.assert_close(values.double(), expected, rtol=1e-6, atol=1e-5)
+    found = log_probabilities[torch.arange(60)[:, None], parents, tokens]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
+    different = (parents * vocabulary + tokens).sort(-1).values.diff(dim=-1)
+    assert (different > 0).all()
+
+
+def test_impossible_words_are_not_among_the_best_continuations():
+    logits = torch.full((4, 5203), -torch.inf)
+    logits[:, [7, 5202]] = torch.tensor([1.0, 2.0])
+    values, parents, tokens = best_continuations(logits, torch.zeros(1, 4), 8)
+    assert sorted(zip(parents[0].tolist(), tokens[0].tolist())) == [(b, t) for b in range(4) for t in (7, 5202)]
+    assert values.isfinite().all()
 
 
 def test_a_search_over_many_words_gives_what_the_library_gives():
