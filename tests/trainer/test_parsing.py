@@ -145,7 +145,7 @@ def test_outputs_are_compared_with_their_own_trees(run, trees, tmp_path, monkeyp
     """Devices and batches reorder sentences; perfect trees for each source give 100."""
     perfect = {toy.words: toy.tree for toy in TOYS["val"]}
     monkeypatch.setattr(
-        "training.trainer.trainer.parse", lambda model, tok, sources, **options: [perfect[text] for text in sources]
+        "training.trainer.trainer.parse", lambda model, tok, sources, *a, **k: [perfect[text] for text in sources]
     )
     assert main(train_argv(trees, tmp_path, "--max_steps", "4", "--eval_f1")) == 0
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]

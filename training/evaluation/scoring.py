@@ -81,7 +81,7 @@ def _use_model(args: argparse.Namespace, texts: Texts) -> list[MetricScore]:
     if texts.hypotheses is None:
         decode, action = (partial(parse, file=args.sources), "Parsing") if is_parsing else (translate, "Translating")
         with tqdm(total=len(texts.sources), unit=" sentences", desc=action) as progress:
-            outputs = decode(model, tokenizer, texts.sources, batch_tokens=args.batch_tokens, progress=progress)
+            outputs = decode(model, tokenizer, texts.sources, args.batch_tokens, progress)
         texts.hypotheses = [text.replace("\n", " ") for text in outputs]
         if args.output:  # write the translations now, because later steps may fail
             write_whole(Path(args.output), "".join(f"{text}\n" for text in texts.hypotheses))

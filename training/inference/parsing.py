@@ -14,9 +14,10 @@ def parse(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: list[str],
-    file: str,
     batch_tokens: int = 1024,
     progress: tqdm | None = None,
+    *,
+    file: str,
     skip: bool = False,
     **generate_kwargs,
 ) -> list[str]:
@@ -27,9 +28,9 @@ def parse(
             maximum length of the output.
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the same checkpoint.
         sentences (`list[str]`): Words, separated by white space. An empty sentence has an empty tree.
-        file (`str`): Name of the sentences in messages.
         batch_tokens (`int`): Source tokens per batch, padding included.
-        progress (`tqdm`, *optional*): Progress bar, advanced once per tree.
+        progress (`tqdm`, *optional*): Progress bar, advanced once per sentence.
+        file (`str`): Name of the sentences in messages.
         skip (`bool`): Leave the trees of sentences that are too long empty, and log their lines. Otherwise they are an
             error.
         **generate_kwargs: Options of `generate()`.
@@ -47,6 +48,8 @@ def parse(
     requests = builder.requests([Line(number, text) for number, text in enumerate(sentences, start=1)])
     parsed = [index for index, parts in enumerate(requests) if parts]
     trees = [""] * len(sentences)
+    if progress is not None:
+        progress.update(len(sentences) - len(parsed))
     for position, [best] in search.translate([requests[index][0] for index in parsed]):
         index = parsed[position]
         tree, _ = restore(best.text.split(), tree_words(sentences[index]))

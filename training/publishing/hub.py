@@ -141,7 +141,7 @@ def score_model(checkpoint: Checkpoint, test: EvaluationSet, name: str, language
     model, tokenizer, texts, is_parser = checkpoint.model, checkpoint.tokenizer, test.texts, checkpoint.is_parser
     if is_parser:
         _check_trees(test)
-        outputs = parse(model, tokenizer, texts.sources, test.files[0])
+        outputs = parse(model, tokenizer, texts.sources, file=test.files[0])
     else:
         outputs = [text.replace("\n", " ") for text in translate(model, tokenizer, texts.sources)]
 

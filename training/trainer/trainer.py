@@ -345,7 +345,7 @@ class VaswaniTrainer(ResumableTrainer):
         sources = dataset["source"][rank::world]
         decode = partial(parse, file="evaluation set", skip=True) if self.args.eval_f1 else translate
         with gathered(self.model, reshard):  # devices decode different sentences in different numbers of steps
-            own_share = decode(self.model, self.processing_class, sources, batch_tokens=budget, **gen_kwargs)
+            own_share = decode(self.model, self.processing_class, sources, budget, **gen_kwargs)
         translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(own_share)]))
         return [text for _, text in translations]
 
