@@ -17,7 +17,7 @@ COMMANDS = {
     "convert": "convert models of other toolkits (OPUS-MT, Marian, FSMT) to checkpoints, and back",
     "publish": "push a checkpoint to the Hub",
     "ablate": "train rows of the paper's Table 3 and compare the results with the paper's",
-    "curves": "draw the loss, BLEU and learning rate of a run",
+    "curves": "draw the loss, BLEU or F1 and learning rate of a run",
     "attention": "draw the attention between the tokens of a sentence and its translation",
     "figures": "draw the figures of the paper, with the code that each one shows",
     "demo": "serve a translation page in the browser, or write a Hugging Face Space with it",

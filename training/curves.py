@@ -1,4 +1,4 @@
-"""Draw the loss, learning rate and BLEU of a run against the step, from the log of the Trainer."""
+"""Draw the loss, learning rate, and BLEU or F1 of a run against the step, from the log of the Trainer."""
 
 import argparse
 import sys

@@ -20,14 +20,15 @@ def make_parser() -> argparse.ArgumentParser:
     files.add_argument("--hypotheses", help="file of translations to score")
     files.add_argument(
         "--model",
-        help="checkpoint whose perplexity to report; without --hypotheses, it also translates the sources",
+        help="checkpoint whose perplexity to report; without --hypotheses, it also translates the sources; with "
+        "--metrics bracketing, it parses them, and no perplexity is reported",
     )
     references = files.add_mutually_exclusive_group(required=True)
     references.add_argument("--references", nargs="+", help="one or more files of reference translations")
     references.add_argument(
         "--test-set", help="test set of sacreBLEU with sources and references, such as wmt14/en-de"
     )
-    files.add_argument("--output", help="file to write the translations of --model to")
+    files.add_argument("--output", help="file to write the translations or trees of --model to")
     files.add_argument("--sources", help="file of sources, for --model, --comet, --by-length and --examples")
     files.add_argument(
         "--baseline", nargs="+", default=[], help="files of translations by other systems to compare with"
@@ -142,6 +143,10 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--by-length: bounds must increase, got {' '.join(map(str, args.by_length))}")
     if BRACKETING in args.metrics and len(args.references or []) != 1:
         parser.error(f"--metrics {BRACKETING} needs --references with one file of trees, one tree a line")
+    if BRACKETING in args.metrics and args.model and args.hypotheses:
+        parser.error(
+            f"--metrics {BRACKETING} has no perplexity: give --hypotheses, or a --model that parses --sources"
+        )
     if args.bootstrap == 1:
         parser.error("--bootstrap needs at least 2 resamples, got 1")
 

@@ -156,7 +156,7 @@ def test_a_translator_is_no_parser(command, tmp_path, capsys):
     for more in ((), ("--unconstrained",)):
         assert command(*more, model=tmp_path / "translator") is None
         [error] = [line for line in capsys.readouterr().err.split("\n") if line.startswith("hf-vaswani translate: ")]
-        assert "translator: --format tree: expected a parser" in error
+        assert "translator: trees need a parser" in error
 
 
 @pytest.mark.parametrize("limit", ["max_length", "max_new_tokens"])

@@ -206,6 +206,8 @@ def test_a_published_checkpoint_has_both_sides(hub, pair):
     name = f"alice/two-sided-{pair.lacking}".lower()
     assert main(["publish", "--checkpoint", str(pair.ours), "--repo", name, "--languages", "en", "de"]) == 0
     assert TARGET_TOKENIZER in hub.repositories[name].at("main").files
+    card = Path(HfApi().hf_hub_download(name, "README.md")).read_text(encoding="utf-8")
+    assert "two segmentations, one of sources and one of given translations" in card
     _, pulled = load_checkpoint(name)
     assert pulled(text_target=TARGETS)["input_ids"] == pair.tokenizer(text_target=TARGETS)["input_ids"]
     HfApi().create_repo(f"{name}-pushed-by-a-run")

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
+from support.models import noisy_translator
 from training.cli import main
+from training.data.tokenizer import train_tokenizer, with_symbols
 from training.evaluation.bracketing import Bracketing
 
 
@@ -126,3 +128,61 @@ def test_the_command_needs_one_file_of_gold_trees(references, capsys):
     with pytest.raises(SystemExit) as error:
         main(["score", "--hypotheses", "a", "--metrics", "bracketing", *references])
     assert error.value.code == 2 and "one file of trees" in capsys.readouterr().err
+
+
+WORDS = ["the dog barks .", "it sees fish", "results"]
+
+
+@pytest.fixture(scope="module")
+def parser(tmp_path_factory):
+    """A parser that writes any symbols."""
+    folder = tmp_path_factory.mktemp("parser")
+    words = train_tokenizer(WORDS * 3, vocab_size=280, show_progress=False)
+    tokenizer = with_symbols(words, ["(S", ")S", "(NP", ")NP", "(VP", ")VP", "NN", "VBZ", "."])
+    noisy_translator(tokenizer, num_beams=3).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def parsing(files, parser):
+    """Words of a command that parses the sources and scores the trees."""
+    (files / "words").write_text("".join(f"{line}\n" for line in WORDS * 10), encoding="utf-8")
+    words = ["score", "--model", str(parser), "--sources", str(files / "words"), "--metrics", "bracketing"]
+    return [*words, "--references", str(files / "gold.trees")]
+
+
+def test_a_parser_is_scored_by_the_trees_that_it_writes_by_the_translate_command(files, parser, parsing, capsys):
+    """With the beam and the room of its checkpoint, and no perplexity of trees, which it does not write."""
+    assert main([*parsing, "--json", "--output", str(files / "own")]) == 0
+    own = json.loads(capsys.readouterr().out)
+    trees = {}
+    for beams in ([], ["--num-beams", "1"]):
+        words = ["--input", str(files / "words"), "--output", str(files / "parsed"), "--format", "tree", *beams]
+        assert main(["translate", "--model", str(parser), *words]) == 0
+        trees[len(beams)] = (files / "parsed").read_text(encoding="utf-8")
+        if not beams:
+            assert score(files, "parsed", "--json") == 0
+    assert (files / "own").read_text(encoding="utf-8") == trees[0] != trees[2]
+    expected = json.loads(capsys.readouterr().out)
+    assert own["figures"] == expected["figures"] and own["gold"] == 80 and own["predicted"] > 0
+    assert (own["missing"], own["mended"], own["empty"], own["sentences"]) == (0, 0, 0, 30)
+
+
+def test_what_cannot_be_parsed_is_named(files, parsing, tmp_path, capsys):
+    words = train_tokenizer(WORDS, vocab_size=270, show_progress=False)
+    noisy_translator(words).save_pretrained(tmp_path / "translator")
+    words.save_pretrained(tmp_path / "translator")
+    assert main([*parsing, "--model", str(tmp_path / "translator")]) == 1
+    assert "translator: trees need a parser" in capsys.readouterr().err
+
+    parser = train_tokenizer([f"{word} " * 4 for word in WORDS], vocab_size=400, show_progress=False)
+    parser = with_symbols(parser, ["(S", ")S", "NN"])
+    noisy_translator(parser, max_extra_tokens=1).save_pretrained(tmp_path / "short")
+    parser.save_pretrained(tmp_path / "short")
+    assert main([*parsing, "--model", str(tmp_path / "short")]) == 1
+    assert f"{files / 'words'}:1: a tree of 4 words has at least 7 tokens" in capsys.readouterr().err
+
+    with pytest.raises(SystemExit) as stop:
+        main([*parsing, "--hypotheses", str(files / "half")])
+    assert stop.value.code == 2 and "--hypotheses" in capsys.readouterr().err

@@ -29,7 +29,7 @@ from training.evaluation.metrics import Interval, MetricScore
 from training.evaluation.report import Report, as_json
 from training.inference.loading import load_checkpoint
 from training.publish import license_identifier
-from training.publishing.deviations import deviations
+from training.publishing.deviations import deviations, papers_model
 from training.publishing.model_card import merge
 from training.publishing.records import Run, find_run, without_paths
 from training.publishing.scores import read_report
@@ -375,14 +375,15 @@ def recorded(checkpoints: int, steps: int, **more) -> Run:
     ],
 )
 def test_the_papers_own_models_do_not_differ_from_it(row, overrides, run):
-    assert deviations(run, VaswaniConfig.from_table3(row, **overrides), SEARCH) == []
+    config = VaswaniConfig.from_table3(row, **overrides)
+    assert deviations(run, config, SEARCH, papers_model(run, config)) == []
 
 
 def test_what_differs_from_the_paper_is_listed_with_the_section():
     config = VaswaniConfig.from_table3("base", vocab_size=37000, d_ff=1024, dropout=0.2)
     search = GenerationConfig(num_beams=5, length_penalty_form="gnmt", length_penalty=0.6, max_extra_tokens=50)
     run = recorded(3, 5000, adam_beta2=0.999, learning_rate=0.005, dataset_name="mine")
-    assert deviations(run, config, search) == [
+    assert deviations(run, config, search, papers_model(run, config)) == [
         ("d_ff", "1,024", "2,048", "Table 3, base"),
         ("dropout", "0.2", "0.1", "Table 3, base"),
         ("training data", "see above", "WMT14", "5.1"),

@@ -9,7 +9,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from support.runs import train_argv
 from training.cli import main
-from training.data.tokenizer import symbol_ids
+from training.data.tokenizer import symbol_ids, train_tokenizer
+from training.data.trees import parse_tree
 from training.trainer.trainer import bracket_f1
 
 
@@ -130,25 +131,56 @@ def test_f1_needs_trees(data, trees, tmp_path, capsys):
 
 
 def test_f1_by_hand():
-    """S, NP, VP of the first tree are right, its NP of the object is not there; the second output has no bracket."""
+    """S, NP, VP of the first tree are right, its NP of the object is not there; the second has no tree."""
     gold = [
         "(S (NP (PRP it)) (VP (VBZ sees) (NP (NN fish))))",
         "(S (NP (NN rain)) (VP (VBZ falls)))",
     ]
-    outputs = ["(S (NP PRP )NP (VP VBZ NN )VP )S", "NN VBZ"]
-    assert bracket_f1(outputs, gold) == pytest.approx(200 * 3 / (4 + 3 + 3 + 0))
+    trees = ["(S (NP (PRP it)) (VP (VBZ sees) (NN fish)))", ""]
+    assert bracket_f1(trees, gold) == pytest.approx(200 * 3 / (4 + 3 + 3 + 0))
     assert bracket_f1(["", ""], gold) == 0
 
 
 def test_outputs_are_compared_with_their_own_trees(run, trees, tmp_path, monkeypatch):
-    """Devices and batches reorder sentences; perfect symbols for each source give 100."""
-    symbols = {toy.words: toy.symbols for toy in TOYS["val"]}
+    """Devices and batches reorder sentences; perfect trees for each source give 100."""
+    perfect = {toy.words: toy.tree for toy in TOYS["val"]}
     monkeypatch.setattr(
-        "training.trainer.trainer.translate", lambda model, tok, sources, *a, **k: [symbols[text] for text in sources]
+        "training.trainer.trainer.parse", lambda model, tok, sources, *a, **k: [perfect[text] for text in sources]
     )
     assert main(train_argv(trees, tmp_path, "--max_steps", "4", "--eval_f1")) == 0
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     assert [entry["eval_f1"] for entry in history if "eval_f1" in entry] == [100.0]
+
+
+def test_evaluation_parses_as_the_command_does(trees, tmp_path, monkeypatch):
+    """The search of an untrained model would leave the well-formed trees at once."""
+    evaluated = []
+    monkeypatch.setattr("training.trainer.trainer.bracket_f1", lambda trees, golds: evaluated.append(trees) or 50.0)
+    assert main(train_argv(trees, tmp_path / "run", "--max_steps", "4", "--eval_f1", *SEARCH)) == 0
+    source, output = tmp_path / "val.words", tmp_path / "val.parsed"
+    source.write_text("".join(f"{toy.words}\n" for toy in TOYS["val"]), encoding="utf-8")
+    model = str(tmp_path / "run" / "checkpoint-4")
+    words = ["--input", str(source), "--output", str(output), "--format", "tree", "--num-beams", "1"]
+    assert main(["translate", "--model", model, *words]) == 0
+    assert evaluated == [output.read_text(encoding="utf-8").splitlines()]
+    assert [parse_tree(tree).words() for tree in evaluated[0]] == [toy.words.split() for toy in TOYS["val"]]
+
+
+def test_a_tree_without_room_is_missing_and_does_not_stop_the_training(trees, tmp_path, caplog):
+    words = ["--max_steps", "4", "--eval_f1", "--generation_max_length", "4"]  # a tree of six words has nine symbols
+    assert main(train_argv(trees, tmp_path, *words)) == 0
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert [entry["eval_f1"] for entry in history if "eval_f1" in entry] == [0.0]
+    assert "20 lines of evaluation set" in caplog.text
+
+
+def test_f1_needs_a_parser_from_the_start(trees, tmp_path, capsys):
+    words = [word for toy in TOYS["train"] for word in toy.words.split()]
+    train_tokenizer(words, vocab_size=280, show_progress=False).save_pretrained(tmp_path / "words")
+    options = ["--max_steps", "4", "--eval_f1", "--tokenizer_from", str(tmp_path / "words")]
+    assert main(train_argv(trees, tmp_path / "run", *options)) == 1
+    assert "need a parser" in capsys.readouterr().err
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Scores of translations in files or by a model, with the options of `hf-vaswani score`."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from sacrebleu.metrics.base import Metric
@@ -8,6 +9,7 @@ from tqdm import tqdm
 
 from ..files import write_whole
 from ..inference.loading import load_checkpoint
+from ..inference.parsing import parse
 from ..inference.translation import translate
 from .bracketing import check_gold
 from .choices import BRACKETING
@@ -72,15 +74,19 @@ def _read(args: argparse.Namespace) -> Texts:
 
 
 def _use_model(args: argparse.Namespace, texts: Texts) -> list[MetricScore]:
-    """Compute the model's perplexity of the references, and translate the sources unless translations are given."""
-
+    """Compute the model's perplexity of the references, and translate the sources unless translations are given. For
+    bracketing F1, parse the sources; the references are trees then, which have no perplexity."""
     model, tokenizer = load_checkpoint(args.model, args.dtype, trust_remote_code=args.trust_remote_code)
+    is_parsing = BRACKETING in args.metrics
     if texts.hypotheses is None:
-        with tqdm(total=len(texts.sources), unit=" sentences", desc="Translating") as progress:
-            translations = translate(model, tokenizer, texts.sources, args.batch_tokens, progress)
-        texts.hypotheses = [text.replace("\n", " ") for text in translations]
+        decode, action = (partial(parse, file=args.sources), "Parsing") if is_parsing else (translate, "Translating")
+        with tqdm(total=len(texts.sources), unit=" sentences", desc=action) as progress:
+            outputs = decode(model, tokenizer, texts.sources, args.batch_tokens, progress)
+        texts.hypotheses = [text.replace("\n", " ") for text in outputs]
         if args.output:  # write the translations now, because later steps may fail
             write_whole(Path(args.output), "".join(f"{text}\n" for text in texts.hypotheses))
+    if is_parsing:
+        return []
     options = {"n_bootstrap": args.bootstrap, "batch_tokens": args.batch_tokens, "name": args.model}
     return perplexities(model, tokenizer, texts.sources, texts.references, **options)
 

@@ -45,7 +45,7 @@ class TreeSymbols:
         tags = [token for symbol, token in ids.items() if symbol[:1] not in ("(", ")", "")]
         if not pairs or not tags:
             raise ValueError(
-                f"{model.name_or_path}: --format tree: expected a parser, whose vocabulary has brackets and tags as "
+                f"{model.name_or_path or 'The model'}: trees need a parser, whose vocabulary has brackets and tags as "
                 f"symbols, like (NP, )NP and NN; found {len(pairs)} pairs of brackets and {len(tags)} tags."
             )
         kinds = torch.full((model.config.vocab_size,), OTHER)
@@ -123,8 +123,8 @@ def tree_constraint(search: Search) -> Callable[[list[Request]], TreeConstraint]
     symbols = TreeSymbols.of(search.model, search.tokenizer)
     if search.longest_output(1) is None:
         raise ValueError(
-            f"{search.model.name_or_path}: --format tree: expected a limit for the length of outputs, found none; set "
-            "--max-extra-tokens."
+            f"{search.model.name_or_path or 'The model'}: expected a limit for the length of trees, found none; set "
+            "max_extra_tokens in generation_config.json, or --max-extra-tokens of `translate`."
         )
 
     def of_batch(requests: list[Request]) -> TreeConstraint:

@@ -1,4 +1,4 @@
-"""Draw a run: loss, learning rate and BLEU against the step, from the Trainer's own log."""
+"""Draw a run: loss, learning rate, and BLEU or F1 against the step, from the Trainer's own log."""
 
 from pathlib import Path
 
@@ -6,11 +6,10 @@ from ..files import save_whole
 from ..trainer.checkpoints import STATE_NAME, read_state
 
 
-PANELS = (
-    ("loss per token", (("loss", "training (label-smoothed)"), ("eval_loss", "evaluation"))),
-    ("BLEU", (("eval_bleu", "evaluation"),)),
-    ("learning rate", (("learning_rate", "learning rate"),)),
-)
+LOSS = ("loss per token", (("loss", "training (label-smoothed)"), ("eval_loss", "evaluation")))
+BLEU = ("BLEU", (("eval_bleu", "evaluation"),))
+F1 = ("bracketing F1", (("eval_f1", "evaluation"),))  # of a parser, in place of BLEU
+LEARNING_RATE = ("learning rate", (("learning_rate", "learning rate"),))
 
 
 def draw_curves(run: str, output: str) -> None:
@@ -36,8 +35,9 @@ def draw_curves(run: str, output: str) -> None:
             f"{state}: no such file; expected the folder of a finished run or of one of its checkpoints."
         )
     history = read_state(Path(run)).get("log_history", [])
-    figure = Figure(figsize=(4.5 * len(PANELS), 3.5), layout="constrained")
-    for axes, (title, curves) in zip(figure.subplots(1, len(PANELS)), PANELS):
+    panels = (LOSS, F1 if any("eval_f1" in entry for entry in history) else BLEU, LEARNING_RATE)
+    figure = Figure(figsize=(4.5 * len(panels), 3.5), layout="constrained")
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels)), panels):
         for key, label in curves:
             points = [(entry["step"], entry[key]) for entry in history if key in entry]
             if points:

@@ -1,12 +1,24 @@
-"""Differences of a run from the paper's model of the nearest size."""
+"""Differences of a run from the paper's model of the nearest size, or from its parser."""
 
 import math
+from dataclasses import dataclass
 
 from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniConfig
 
-from ..paper import AVERAGED, FRENCH_BIG, GENERATION, UPDATES, VOCABULARY, paper_learning_rate
+from ..data.trees import UNKNOWN_TAG
+from ..paper import (
+    AVERAGED,
+    FRENCH_BIG,
+    GENERATION,
+    PARSER,
+    PARSER_GENERATION,
+    PARSER_VOCABULARY,
+    UPDATES,
+    VOCABULARY,
+    paper_learning_rate,
+)
 from ..trainer.arguments import defaults
 from ..trainer.manifest import model_fields
 from .records import Run, averaged_checkpoints
@@ -28,7 +40,55 @@ SECTIONS = {
 NOT_COMPARED = {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "use_cache"}
 
 
+# The paper's parser was tuned in the dropout. 64 values per head, as in the base model, do not add up to its d_model.
+NOT_STATED = ("dropout", "attention_dropout", "d_k", "d_v")
+
+
 # The paper
+
+
+@dataclass(frozen=True)
+class PapersModel:
+    """Model of the paper to compare with.
+
+    Attributes:
+        name (`str`): Its name in a sentence.
+        row (`str`): Row of Table 3 with its number of updates and of averaged checkpoints.
+        config (`VaswaniConfig`): Its architecture.
+        place (`str`): Where the paper describes the architecture.
+        vocabulary (`dict[str, int]`): Its sizes of the vocabulary, by setting; one of them without a name.
+        data (`str`): Its training data.
+        generation (`dict`): Its search.
+        section (`str`): Section of `vocabulary` and `data`.
+        section_of_search (`str`): Section of `generation`.
+    """
+
+    name: str
+    row: str
+    config: VaswaniConfig
+    place: str
+    vocabulary: dict[str, int]
+    data: str
+    generation: dict
+    section: str = "5.1"
+    section_of_search: str = "6.1"
+
+    @property
+    def is_parser(self) -> bool:
+        return self.generation is PARSER_GENERATION
+
+
+def papers_model(run: Run, config: VaswaniConfig, is_parser: bool = False) -> PapersModel:
+    """The paper's parser, or its translation model of the nearest size."""
+    if is_parser:
+        own = {name: getattr(config, name) for name in NOT_STATED}
+        parser = VaswaniConfig.from_table3("base", **PARSER, **own)
+        data = "Wall Street Journal, 40,000 sentences; semi-supervised, 17 million more"
+        return PapersModel("parser", "base", parser, "6.3", PARSER_VOCABULARY, data, PARSER_GENERATION, "6.3", "6.3")
+    row, target = nearest_row(config), run.values.get("target_lang")
+    paper = VaswaniConfig.from_table3(row, **(FRENCH_BIG if (row, target) == ("big", "fr") else {}))
+    vocabulary = {"": VOCABULARY.get(target, VOCABULARY["de"])}
+    return PapersModel(f"{row} model", row, paper, f"Table 3, {row}", vocabulary, "WMT14", GENERATION)
 
 
 def nearest_row(config: VaswaniConfig) -> str:
@@ -43,28 +103,32 @@ def config_differences(config: VaswaniConfig, other: VaswaniConfig) -> list[tupl
     return [(name, ours[name], theirs[name]) for name in ours if name not in skipped and ours[name] != theirs[name]]
 
 
-def deviations(run: Run, config: VaswaniConfig, search: GenerationConfig) -> list[tuple[str, str, str, str]]:
-    """Deviations from the paper's model of the nearest size, as `(name, our value, paper's value, section)`."""
-    values, row = run.values, nearest_row(config)
-    target = values.get("target_lang")
-    paper = VaswaniConfig.from_table3(row, **(FRENCH_BIG if (row, target) == ("big", "fr") else {}))
-    differences = [(name, own, papers, f"Table 3, {row}") for name, own, papers in config_differences(config, paper)]
-    if config.vocab_size != VOCABULARY.get(target, VOCABULARY["de"]):
-        differences.append(("vocabulary", config.vocab_size, VOCABULARY.get(target, VOCABULARY["de"]), "5.1"))
+def deviations(
+    run: Run, config: VaswaniConfig, search: GenerationConfig, paper: PapersModel
+) -> list[tuple[str, str, str, str]]:
+    """Deviations from a model of the paper, as `(name, our value, paper's value, section)`."""
+    values, row = run.values, paper.row
+    differences = [(name, own, papers, paper.place) for name, own, papers in config_differences(config, paper.config)]
+    if config.vocab_size not in paper.vocabulary.values():
+        sizes = " or ".join(f"{size:,} {name}".strip() for name, size in paper.vocabulary.items())
+        differences.append(("vocabulary", config.vocab_size, sizes, paper.section))
     if values and "wmt14" not in str(values.get("dataset_name")).lower():
-        differences.append(("training data", "see above", "WMT14", "5.1"))
+        differences.append(("training data", "see above", paper.data, paper.section))
+    if paper.is_parser and values.get("tree_tags", UNKNOWN_TAG) != UNKNOWN_TAG:
+        papers_tags = f"not stated; {UNKNOWN_TAG} in Vinyals et al. (2015)"
+        differences.append(("tags of words", "predicted", papers_tags, "6.3"))
     default_values = defaults()
     for name, section in SECTIONS.items():
         if name in values and values[name] != default_values[name]:
             differences.append((name, values[name], default_values[name], section))
-    differences += _learning_rate_difference(values, config)
+    differences += [] if paper.is_parser else _learning_rate_difference(values, config)  # not published
     updates = run.state["global_step"] if run.state else values.get("max_steps")
     if updates is not None and updates != UPDATES[row]:
         differences.append(("updates", int(updates), UPDATES[row], "5.2"))
     differences += [] if run.is_converted else _averaging_difference(run, row)
-    for name, papers in GENERATION.items():
+    for name, papers in paper.generation.items():
         if (own := getattr(search, name, None)) != papers:
-            differences.append((name, own, papers, "6.1"))
+            differences.append((name, own, papers, paper.section_of_search))
     return [(name, _formatted(own), _formatted(papers), section) for name, own, papers, section in differences]
 
 

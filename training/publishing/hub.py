@@ -12,8 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_vaswani
 
+from ..data.tokenizer import symbol_ids
 from ..data.two_sided_tokenizer import TARGET_TOKENIZER
-from ..evaluation.choices import DEFAULT_METRICS, LANGUAGES
+from ..evaluation.bracketing import check_gold
+from ..evaluation.choices import BRACKETING, DEFAULT_METRICS, LANGUAGES
 from ..evaluation.metrics import build_metrics, compare, measure
 from ..evaluation.perplexity import perplexities
 from ..evaluation.report import Report
@@ -22,6 +24,7 @@ from ..files import written_whole
 from ..hub_connection import hub_failure
 from ..inference.loading import load_checkpoint
 from ..inference.origin import ORIGIN
+from ..inference.parsing import parse
 from ..inference.translation import translate
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
 from ..trainer.checkpoints import STATE_NAME
@@ -60,6 +63,11 @@ class Checkpoint:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
+    @property
+    def is_parser(self) -> bool:
+        """Whether the model writes trees."""
+        return bool(symbol_ids(self.tokenizer))
+
 
 @dataclass(frozen=True)
 class EvaluationSet:
@@ -68,7 +76,8 @@ class EvaluationSet:
     Attributes:
         name (`str`): Name of the test set.
         texts (`Texts`): Sources, references and baseline translations.
-        files (`list[str]`): File of the sources, followed by the files of the references.
+        files (`list[str]`): File of the sources, followed by the files of the references; for a parser, by the file
+            of the gold trees.
         tokenized (`bool`): The text is already tokenised.
     """
 
@@ -77,17 +86,21 @@ class EvaluationSet:
     files: list[str]
     tokenized: bool = False
 
-    def metrics(self, language: str | None) -> tuple[str, ...]:
+    def metrics(self, language: str | None, is_parser: bool = False) -> tuple[str, ...]:
         """Metrics to compute; compound-split BLEU, the paper's metric, is included for the languages it supports."""
+        if is_parser:
+            return (BRACKETING,)
         return (*DEFAULT_METRICS, "compound-bleu") if language in LANGUAGES else DEFAULT_METRICS
 
-    def command(self, model: str, language: str | None) -> str:
+    def command(self, model: str, language: str | None, is_parser: bool = False) -> str:
         """Command line that reproduces the scores."""
         sources, *references = (Path(file).name for file in self.files)
         argv = ["hf-vaswani", "score", "--model", model, "--sources", sources, "--references", *references]
         argv += ["--tokenized"] if self.tokenized else []
         argv += ["--baseline", *(name for name, _ in self.texts.baselines)] if self.texts.baselines else []
-        if language in LANGUAGES:
+        if is_parser:
+            argv += ["--metrics", BRACKETING]
+        elif language in LANGUAGES:
             argv += ["--metrics", *self.metrics(language)] + ([] if self.tokenized else ["--language", language])
         return shlex.join([*argv, "--bootstrap"])
 
@@ -112,26 +125,46 @@ def check_checkpoint(folder: Path, trust_remote_code: bool = False) -> Checkpoin
 
 def score_model(checkpoint: Checkpoint, test: EvaluationSet, name: str, language: str | None = None) -> Report:
     """Translate and score a test set: BLEU, chrF, chrF++, TER, compound-split BLEU and perplexity, with 95% intervals.
+    A parser parses it, and its score is bracketing F1.
 
     Args:
-        checkpoint (`Checkpoint`): Model that translates, with the settings of its `generation_config`.
+        checkpoint (`Checkpoint`): Model that translates or parses, with the settings of its `generation_config`.
         test (`EvaluationSet`): Test set. BLEU keeps the tokenisation of a tokenised one.
         name (`str`): Name of the model for signatures.
         language (`str`, *optional*): Target language. Compound-split BLEU, the paper's metric, needs one of
             `LANGUAGES`.
+
+    Raises:
+        DataError: A gold tree is malformed, or a sentence too long for the parser.
+        ValueError: The test set does not suit a parser.
     """
-    model, tokenizer, texts = checkpoint.model, checkpoint.tokenizer, test.texts
-    translations = [text.replace("\n", " ") for text in translate(model, tokenizer, texts.sources)]
+    model, tokenizer, texts, is_parser = checkpoint.model, checkpoint.tokenizer, test.texts, checkpoint.is_parser
+    if is_parser:
+        _check_trees(test)
+        outputs = parse(model, tokenizer, texts.sources, file=test.files[0])
+    else:
+        outputs = [text.replace("\n", " ") for text in translate(model, tokenizer, texts.sources)]
 
     def metrics(warn: bool) -> dict[str, Metric]:  # `compare` needs metrics that computed no intervals before
         tokenize, split_language = (("none",), None) if test.tokenized else ((None,), language)
-        return build_metrics(test.metrics(language), tokenize, language=split_language, warn=warn)
+        return build_metrics(test.metrics(language, is_parser), tokenize, language=split_language, warn=warn)
 
-    figures = measure(metrics(warn=True), translations, texts.references, RESAMPLES)
-    figures += perplexities(model, tokenizer, texts.sources, texts.references, RESAMPLES, name=name)
-    compared = [compare(metrics(warn=False), translations, baseline, texts.references) for baseline in texts.baselines]
-    empty = sum(not text.strip() for text in translations)
-    return Report(name, len(translations), empty, figures, list(chain.from_iterable(compared)))
+    figures = measure(metrics(warn=True), outputs, texts.references, RESAMPLES)
+    if not is_parser:
+        figures += perplexities(model, tokenizer, texts.sources, texts.references, RESAMPLES, name=name)
+    compared = [compare(metrics(warn=False), outputs, baseline, texts.references) for baseline in texts.baselines]
+    empty = sum(not text.strip() for text in outputs)
+    return Report(name, len(outputs), empty, figures, list(chain.from_iterable(compared)))
+
+
+def _check_trees(test: EvaluationSet) -> None:
+    """Raise ValueError unless a parser can be scored on the test set."""
+    _, gold, *more = test.files
+    if more:
+        raise ValueError(f"--test-references: expected one file of trees for a parser, found {len(more) + 1} files.")
+    if test.tokenized:
+        raise ValueError("--tokenized is about BLEU, and the model is a parser.")
+    check_gold(gold, test.texts.references[0])
 
 
 def earlier_card(folder: Path, repo_id: str, revision: str | None, keep: str | None) -> str | None:
@@ -237,7 +270,7 @@ def _with_scores(checkpoint: Checkpoint, repo: str, card_options: CardOptions, t
     return replace(
         card_options,
         reports={**card_options.reports, test.name: score_model(checkpoint, test, repo, target)},
-        score_commands={**card_options.score_commands, test.name: test.command(repo, target)},
+        score_commands={**card_options.score_commands, test.name: test.command(repo, target, checkpoint.is_parser)},
         example=card_options.example or test.texts.sources[0],
     )
 

@@ -14,6 +14,7 @@ import shlex
 import tempfile
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import resources
 from itertools import chain, groupby
 from pathlib import Path
@@ -28,9 +29,11 @@ from hf_vaswani import VaswaniConfig
 
 from ..data.readers import DataError
 from ..data.tokenizer import symbol_ids
+from ..data.two_sided_tokenizer import TwoSidedTokenizer
 from ..evaluation.metrics import BRACKETING_NAME, MetricScore
 from ..evaluation.report import Report, as_text, finite
 from ..inference.origin import ORIGIN
+from ..inference.parsing import parse
 from ..inference.translation import translate
 from ..markdown import UNWRITABLE, as_code, as_code_block, as_markdown, as_paragraph, one_line
 from ..trainer.averaging import RECORD as AVERAGE_RECORD
@@ -38,7 +41,7 @@ from ..trainer.checkpoints import STATE_NAME
 from ..trainer.cost import Cost, cost, operations
 from ..trainer.resumable_trainer import MANIFEST_NAME
 from .curves import draw_curves
-from .deviations import deviations, nearest_row
+from .deviations import PapersModel, deviations, papers_model
 from .provenance import conversion_rows, license_of, metadata_of, original_license, original_name, published
 from .recipe import recorded_recipe
 from .records import Run, without_paths
@@ -155,7 +158,7 @@ def write_card(
         weights=weights_of(checkpoint),
         curves=CURVES if picture else None,
         license=card_options.license or UNKNOWN_LICENSE,
-        **_about_model(run, model, tokenizer, card_options.example),
+        **_about_model(run, model, tokenizer, card_options),
         **_about_scores(card_options),
         **_about_training(run, model, tokenizer, card_options),
         **_about_origin(run, model),
@@ -183,14 +186,18 @@ def _as_json(record: dict) -> bytes:
     return f"{text}\n".encode(errors="replace")
 
 
-def _about_model(run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str | None) -> dict:
+def _about_model(
+    run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, card_options: CardOptions
+) -> dict:
+    sentence = card_options.example
+    decode = partial(parse, file="the example", skip=True) if card_options.is_parser else translate
     return {
         "config": model.config,
         "parameters": model.num_parameters(),
         "averaged": _averaged(run),
         "search": _search(model.generation_config),
         "quoted_example": _quoted(sentence or "..."),
-        "example": (sentence, translate(model, tokenizer, [sentence])[0]) if sentence else None,
+        "example": (sentence, decode(model, tokenizer, [sentence])[0]) if sentence else None,
     }
 
 
@@ -207,14 +214,15 @@ def _about_training(
     run: Run, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, card_options: CardOptions
 ) -> dict:
     recipe, recipe_note = _recipe(run, model.config)
-    differences = deviations(run, model.config, model.generation_config)
+    papers = papers_model(run, model.config, card_options.is_parser)
+    differences = deviations(run, model.config, model.generation_config, papers)
     return {
         "data": _data(run, tokenizer, model.config),
         "compute": _compute(run, model, card_options),
         "recipe": recipe,
         "recipe_note": recipe_note,
         "deviations": differences,
-        "deviations_note": _deviations_note(run, nearest_row(model.config), bool(differences)),
+        "deviations_note": _deviations_note(run, papers, bool(differences)),
     }
 
 
@@ -357,14 +365,22 @@ def _data(run: Run, tokenizer: PreTrainedTokenizerBase, config: VaswaniConfig) -
         entry = values.get(f"train_files[{position}]")
         fingerprint = f", {entry['size']:,} bytes, SHA-256 {as_code(entry['sha256'])}" if entry else ""
         rows.append(("Training file", f"{_names([name])}{fingerprint}"))
+    symbols = symbol_ids(tokenizer)
+    unit = "trees" if symbols else "pairs"
     if run.record and "pairs" not in values:
-        rows.append(("Training pairs", "not counted: the data was streamed"))
+        rows.append((f"Training {unit}", "not counted: the data was streamed"))
     elif values.get("pairs"):
-        rows.append(("Training pairs", f"{values['pairs']:,} (after filtering by length)"))
+        rows.append((f"Training {unit}", f"{values['pairs']:,} (after filtering by length)"))
     if run.record and (files := values.get("eval_files")):
         rows.append(("Validation files", _names(files)))
     kind = type(tokenizer.backend_tokenizer.model).__name__
     shared = "shared by both languages" if config.source_vocab_size is None else f"{config.vocab_size:,} of the target"
+    if symbols:
+        brackets = sum(len(symbol) > 1 and symbol[0] in "()" for symbol in symbols)
+        tags = len(symbols) - brackets
+        shared = f"of the words of one language; each of {brackets:,} brackets and {tags:,} tags is one token"
+    elif isinstance(tokenizer, TwoSidedTokenizer):
+        shared += "; two segmentations, one of sources and one of given translations"
     rows.append(("Vocabulary", f"{len(tokenizer):,} entries, {kind}, {shared}"))
     return rows
 
@@ -380,7 +396,8 @@ def _compute(run: Run, model: PreTrainedModel, card_options: CardOptions) -> lis
         spent = cost(_measured(run.state), model.num_parameters(exclude_embeddings=True), devices)
     except (KeyError, TypeError, ArithmeticError) as error:
         raise DataError(f"{STATE_NAME}: its log cannot be read: {error!r}.") from error
-    pairs = f" (about {spent.epochs * values['pairs']:,.0f} pairs)" if values.get("pairs") else ""
+    unit = "trees" if card_options.is_parser else "pairs"
+    pairs = f" (about {spent.epochs * values['pairs']:,.0f} {unit})" if values.get("pairs") else ""
     rows = [("Updates", f"{spent.updates:,}"), ("Epochs", f"{spent.epochs:.1f}{pairs}")]
     source, target = spent.source_tokens, spent.target_tokens
     count = f"{source:,}, padding included (from the Trainer's `total_flos`)" if source else "not recorded"
@@ -457,7 +474,7 @@ def _recipe(run: Run, config) -> tuple[str | None, str]:
     return None, "" if run.is_converted else "The run's arguments were not recorded."
 
 
-def _deviations_note(run: Run, row: str, any_found: bool) -> str:
+def _deviations_note(run: Run, papers: PapersModel, any_found: bool) -> str:
     compared = "configuration, training arguments and search settings"
     if run.is_converted and run.named is None:
         compared = "configuration and search settings only; the training of the original is not recorded"
@@ -466,7 +483,9 @@ def _deviations_note(run: Run, row: str, any_found: bool) -> str:
     elif run.record is None:
         compared = "configuration, search settings and the recipe above"
     ending = "" if any_found else " There are no differences."
-    return f"Comparison with the paper's {row} model: {compared}.{ending}"
+    if papers.is_parser:
+        ending += " The paper does not state the dropout and the learning rate of its parser."
+    return f"Comparison with the paper's {papers.name}: {compared}.{ending}"
 
 
 def _curves(run: Run) -> bytes | None:

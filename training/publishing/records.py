@@ -10,6 +10,7 @@ from hf_vaswani import VaswaniConfig
 from hf_vaswani.checksums_vaswani import checksum
 
 from ..data.pairs import load_pairs
+from ..data.treebanks import TreeOptions
 from ..evaluation.report import finite
 from ..inference.origin import Origin, read_origin
 from ..json_records import check_fields, read_record
@@ -150,7 +151,8 @@ def first_source(run: Run) -> str | None:
     recorded = [values.get(f"eval_files[{position}]") for position in range(len(files))]
     if not files or not all(Path(file).is_file() for file in files) or recorded != [checksum(Path(f)) for f in files]:
         return None
-    pairs = load_pairs(files, values["source_lang"], values["target_lang"], drop_empty=True, streaming=True)
+    trees = TreeOptions(strip=bool(values.get("strip_trees")))
+    pairs = load_pairs(files, values["source_lang"], values["target_lang"], True, streaming=True, trees=trees)
     return next((pair["source"] for pair in pairs if pair["source"].strip()), None)
 
 

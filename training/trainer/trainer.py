@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,11 @@ from transformers.trainer_utils import TrainOutput, has_length
 from ..data.batching import PairCollator, TokenBudgetSampler, TokenBudgetStream
 from ..data.brackets import agreement, f1
 from ..data.encoding import lengths, share_of_stream
-from ..data.trees import parse_tree, restore
+from ..data.trees import parse_tree
+from ..inference.parsing import parse
+from ..inference.search import Search
 from ..inference.translation import translate
+from ..inference.tree_search import tree_constraint
 from ..paper import inverse_sqrt_factor
 from .arguments import VaswaniTrainingArguments
 from .averaging import EMA_NAME, MovingAverage, checkpoints_to_average, mean_swapped_in
@@ -79,7 +83,8 @@ class VaswaniTrainer(ResumableTrainer):
     length is read as a stream in windows of `stream_window` pairs.
 
     Raises:
-        ValueError: Averaging is requested for weights sharded by FSDP or DeepSpeed.
+        ValueError: Averaging is requested for weights sharded by FSDP or DeepSpeed, or `eval_f1` for a model that is
+            not a parser.
     """
 
     def __init__(
@@ -91,6 +96,8 @@ class VaswaniTrainer(ResumableTrainer):
         stream_window: int = 100_000,
         **kwargs,
     ):
+        if args.eval_f1:  # the first evaluation may be hours away
+            tree_constraint(Search([model], processing_class, **_search_options(args)))
         collator = PairCollator(processing_class.pad_token_id, processing_class.eos_token_id)
         super().__init__(model, args, data_collator=collator, processing_class=processing_class, **kwargs)
         self._stream_window = stream_window
@@ -281,6 +288,7 @@ class VaswaniTrainer(ResumableTrainer):
         **gen_kwargs,
     ) -> dict[str, float]:
         """Evaluate cross-entropy and perplexity per token, and BLEU of translations or F1 of trees by `generate()`.
+        Trees are those of `hf-vaswani translate --format tree`.
 
         The loss is the sum over all target tokens divided by their number, so `exp(eval_loss)` is the perplexity. The
         stock Trainer averages over batches instead. With `eval_average`, the averaged weights are evaluated.
@@ -329,25 +337,29 @@ class VaswaniTrainer(ResumableTrainer):
         return sacrebleu.corpus_bleu(texts, targets, tokenize=self.args.bleu_tokenize, force=True).score
 
     def _outputs(self, dataset: Dataset, gen_kwargs: dict) -> list[str]:
-        """Translate the sources of a data set, each device a share of them."""
+        """Translate the sources of a data set, or parse them for `eval_f1`, each device a share of them."""
         world, rank = self.args.world_size, self.args.process_index
-        args = {"num_beams": self.args.generation_num_beams, "max_length": self.args.generation_max_length}
-        gen_kwargs = {**{name: value for name, value in args.items() if value is not None}, **gen_kwargs}
+        gen_kwargs = {**_search_options(self.args), **gen_kwargs}
         budget = self.args.eval_tokens_per_device
         reshard = self.accelerator.is_fsdp2 and self.accelerator.state.fsdp_plugin.reshard_after_forward
+        sources = dataset["source"][rank::world]
+        decode = partial(parse, file="evaluation set", skip=True) if self.args.eval_f1 else translate
         with gathered(self.model, reshard):  # devices decode different sentences in different numbers of steps
-            own_share = translate(
-                self.model, self.processing_class, dataset["source"][rank::world], budget, **gen_kwargs
-            )
+            own_share = decode(self.model, self.processing_class, sources, budget, **gen_kwargs)
         translations = sorted(gather_object([(rank + i * world, text) for i, text in enumerate(own_share)]))
         return [text for _, text in translations]
 
 
-def bracket_f1(outputs: list[str], trees: list[str]) -> float:
-    """Labelled F1 of outputs, restored over the words of the gold trees, by `data.brackets`."""
-    golds = [parse_tree(tree) for tree in trees]
-    restored = [restore(output.split(), gold.words())[0] for output, gold in zip(outputs, golds)]
-    return f1(*(sum(column) for column in zip(*map(agreement, golds, restored))))
+def _search_options(args: VaswaniTrainingArguments) -> dict[str, int]:
+    """Options of `generate()` in evaluation."""
+    options = {"num_beams": args.generation_num_beams, "max_length": args.generation_max_length}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def bracket_f1(trees: list[str], golds: list[str]) -> float:
+    """Labelled F1 of trees by `data.brackets`; an empty line is a missing tree, whose gold brackets count."""
+    pairs = ((parse_tree(gold), parse_tree(tree) if tree else None) for tree, gold in zip(trees, golds))
+    return f1(*(sum(column) for column in zip(*(agreement(*pair) for pair in pairs))))
 
 
 class _Throughput:
