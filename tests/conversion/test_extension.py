@@ -7,13 +7,22 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel, MarianTokenizer, pipeline
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    MarianMTModel,
+    MarianTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 from support.foreign_models import marian_model
 from training.cli import main
-from training.data.two_sided_tokenizer import TwoSidedTokenizer
+from training.data.tokenizer import extend_tokenizer
 from training.demo_data import generate_pairs
 from training.inference.loading import load_checkpoint, load_tokenizer
+from training.trainer.fine_tuning import extend_embeddings
 
 
 pytest.importorskip("sentencepiece", reason="SentencePiece is in the extra dev")
@@ -26,14 +35,24 @@ NEW_TARGETS = [f"das Spektrometer ✓ ß漢 {text}" for text in TARGETS[:12]]
 RUN = [
     *("--warmup_steps", "2", "--save_steps", "1", "--eval_strategy", "no", "--extend_vocabulary", "40"),
     *("--source_tokens_per_update", "400", "--target_tokens_per_update", "400", "--tokens_per_device", "400"),
-    *("--disable_tqdm", "true"),
+    *("--max_steps", "3", "--learning_rate", "0.002", "--disable_tqdm", "true"),
 ]
 
 
-class Pair(NamedTuple):
-    start: Path
-    files: list[str]
-    run: Path  # three updates
+KINDS = ["one side", "two sides", "two vocabularies"]
+in_memory = pytest.mark.parametrize("start", KINDS, indirect=True)
+in_commands = pytest.mark.parametrize(
+    "start", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[:2]), KINDS[2]], indirect=True
+)
+
+
+class Extended(NamedTuple):
+    """Models and tokenizers before and after, without training."""
+
+    old: PreTrainedModel
+    old_tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
 
 
 def write_opus(folder: Path, kind: str) -> None:
@@ -60,116 +79,135 @@ def write_opus(folder: Path, kind: str) -> None:
     model.save_pretrained(folder)
 
 
-@pytest.fixture(scope="module", params=["one side", "two sides", "two vocabularies"])
-def pair(request, tmp_path_factory) -> Pair:
+@pytest.fixture(scope="module")
+def start(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("opus")
     write_opus(folder, request.param)
     assert main(["convert", str(folder), str(folder / "ours")]) == 0
-    files = [folder / "new.en", folder / "new.de"]
-    for file, lines in zip(files, (NEW_SOURCES, NEW_TARGETS)):
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    pair = Pair(folder / "ours", [str(file) for file in files], folder / "run")
-    assert main(training(pair, pair.run, "--max_steps", "3", "--learning_rate", "0.002")) == 0
-    return pair
+    return folder / "ours"
 
 
-def training(pair: Pair, run: Path, *more: str) -> list[str]:
-    files = ["--train_files", *pair.files]
-    return ["train", "--init_from", str(pair.start), *files, "--output_dir", str(run), *RUN, *more]
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[str]:
+    paths = [tmp_path_factory.mktemp("files") / name for name in ("new.en", "new.de")]
+    for path, lines in zip(paths, (NEW_SOURCES, NEW_TARGETS)):
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return [str(path) for path in paths]
 
 
-def sides(tokenizer) -> list:
-    """Tokenizers of sources and of given translations, or the only one."""
-    target = [tokenizer.target_side] if isinstance(tokenizer, TwoSidedTokenizer) else []
-    return [side.backend_tokenizer for side in (tokenizer, *target)]
+@pytest.fixture(scope="module")
+def run(start, files, tmp_path_factory) -> Path:
+    """Three updates."""
+    folder = tmp_path_factory.mktemp("run")
+    assert main(training(start, files, folder)) == 0
+    return folder
 
 
-def sizes(model) -> tuple[int, int]:
+@pytest.fixture(scope="module")
+def extended(start) -> Extended:
+    (old, old_tokenizer), (model, _) = (load_checkpoint(str(start), device=torch.device("cpu")) for _ in range(2))
+    tokenizer = extend_tokenizer(old_tokenizer, NEW_SOURCES, NEW_TARGETS, 40)
+    extend_embeddings(model, old_tokenizer, tokenizer)
+    return Extended(old, old_tokenizer, model, tokenizer)
+
+
+def training(start: Path, files: list[str], folder: Path, *more: str) -> list[str]:
+    return ["train", "--init_from", str(start), "--train_files", *files, "--output_dir", str(folder), *RUN, *more]
+
+
+def sizes(model: PreTrainedModel) -> tuple[int, int]:
     return model.config.source_vocab_size or model.config.vocab_size, model.config.vocab_size
 
 
-def test_new_rows_are_those_of_the_parts_and_all_others_are_the_old_ones(pair, tmp_path):
-    """A learning rate of 0 keeps what the run starts from."""
-    assert main(training(pair, tmp_path, "--max_steps", "1", "--learning_rate", "0")) == 0
-    (old, old_tokenizer), (new, tokenizer) = (load_checkpoint(str(folder)) for folder in (pair.start, tmp_path))
+# In memory, before training
+
+
+@in_memory
+def test_old_rows_stay_and_new_ones_are_means_of_their_parts(extended):
+    old, old_tokenizer, new, tokenizer = extended
     first, count = old.config.vocab_size, len(tokenizer) - len(old_tokenizer)
     assert 10 < count <= 40
     assert sizes(new) == tuple(size + count for size in sizes(old))
-    assert len(tokenizer) == sizes(new)[0]
+    assert (len(tokenizer), new.lm_head.out_features) == sizes(new)
     assert new.generation_config.to_dict() == old.generation_config.to_dict()
     assert new.config.pad_token_id == old.config.pad_token_id == tokenizer.pad_token_id
     assert {"✓", "漢"} <= set(tokenizer.convert_ids_to_tokens(range(first, first + count)))
-    weights, encoder = new.state_dict(), "model.encoder.embed_tokens.weight"
-    for name, weight in old.state_dict().items():
-        shared = first if weight.shape[:1] == (sizes(old)[0],) and name == encoder else len(weight)
-        assert torch.equal(weights[name][:shared], weight[:shared]), name
-    moved = sizes(old)[0] - first  # tokens that only sources have
-    assert torch.equal(weights[encoder][first + count :], old.state_dict()[encoder][first:])
-    assert (moved > 0) == (new.config.source_vocab_size is not None)
+    before, after, encoder = old.state_dict(), new.state_dict(), "model.encoder.embed_tokens.weight"
+    for name, weight in before.items():
+        same = first if name == encoder else len(weight)
+        assert torch.equal(after[name][:same], weight[:same]), name
+    has_own = new.config.source_vocab_size is not None
+    assert (sizes(old)[0] > first) == has_own
+    assert torch.equal(after[encoder][first + count :], before[encoder][first:])  # of sources only
 
     check, unknown = tokenizer.convert_tokens_to_ids("✓"), old_tokenizer.unk_token_id
-    assert torch.equal(weights["model.shared.weight"][check], old.model.shared.weight[unknown])
-    assert torch.equal(new.lm_head.bias[check], old.lm_head.bias[unknown])
-    word = "▁Spektrometer"
-    parts = [token.id for token in sides(old_tokenizer)[-1].model.tokenize(word)]
-    expected = old.model.shared.weight[parts].mean(0)
-    if len(sides(tokenizer)) == 1 or moved:
-        found = weights["model.shared.weight"][tokenizer.convert_tokens_to_ids(word)]
-        torch.testing.assert_close(found, expected)
+    for name in ("model.shared.weight", encoder, "lm_head.bias"):
+        assert torch.equal(after[name][check], before[name][unknown]), name
+    word = tokenizer.convert_tokens_to_ids("▁Spektrometer")
+    read, written = (old_tokenizer(**{side: "Spektrometer"})["input_ids"][:-1] for side in ("text", "text_target"))
+    of_written = written if has_own else min(written, read, key=len)
+    torch.testing.assert_close(after["model.shared.weight"][word], before["model.shared.weight"][of_written].mean(0))
+    torch.testing.assert_close(after["lm_head.bias"][word], before["lm_head.bias"][of_written].mean(0))
+    of_read = read if has_own else of_written
+    torch.testing.assert_close(after[encoder][word], before[encoder][of_read].mean(0))
 
 
+@in_memory
 @torch.no_grad()
-def test_before_training_old_text_has_the_old_states_and_logits(pair, tmp_path):
-    with torch.enable_grad():
-        assert main(training(pair, tmp_path, "--max_steps", "1", "--learning_rate", "0")) == 0
-    loaded = [load_checkpoint(str(folder)) for folder in (pair.start, tmp_path)]
+def test_old_text_has_the_old_states_and_logits(extended):
+    old, old_tokenizer, new, tokenizer = extended
     compared = 0
     for source, target in zip(SOURCES, TARGETS):
-        batches = [tokenizer(source, text_target=target, return_tensors="pt") for _, tokenizer in loaded]
-        lengths = [batch["input_ids"].shape for batch in batches]
-        if lengths[0] != lengths[1] or batches[0]["labels"].tolist() != batches[1]["labels"].tolist():
+        before, after = (t(source, text_target=target, return_tensors="pt") for t in (old_tokenizer, tokenizer))
+        if before["input_ids"].shape != after["input_ids"].shape or before["labels"].shape != after["labels"].shape:
             continue  # there is a new piece in it
-        inputs = [{"input_ids": batch["input_ids"], "decoder_input_ids": batch["labels"]} for batch in batches]
-        states = [model.cpu().model(**kwargs).last_hidden_state for (model, _), kwargs in zip(loaded, inputs)]
+        assert torch.equal(before["labels"], after["labels"])
+        inputs = [{"input_ids": batch["input_ids"], "decoder_input_ids": batch["labels"]} for batch in (before, after)]
+        states = [model.model(**kwargs).last_hidden_state for model, kwargs in zip((old, new), inputs)]
         assert torch.equal(*states)
-        logits = [model(**kwargs).logits for (model, _), kwargs in zip(loaded, inputs)]
-        torch.testing.assert_close(logits[1][..., : logits[0].shape[-1]], logits[0], rtol=1e-6, atol=1e-5)
+        logits = [model(**kwargs).logits for model, kwargs in zip((old, new), inputs)]
+        torch.testing.assert_close(logits[1][..., : old.config.vocab_size], logits[0], rtol=1e-6, atol=1e-6)
         compared += 1
-    assert compared > 20
-    model, tokenizer = loaded[1]
+    assert compared > 10
     batch = tokenizer(NEW_SOURCES, text_target=NEW_TARGETS, padding=True, return_tensors="pt")
-    assert model(**batch).loss.isfinite()
+    assert new(**batch).loss.isfinite()
 
 
-def test_new_text_is_shorter_comes_back_and_has_no_unknown_token(pair):
-    old, new = load_tokenizer(pair.start), load_tokenizer(pair.run)
-    source = AutoTokenizer.from_pretrained(pair.run)
+# In commands
+
+
+@in_commands
+def test_new_text_is_shorter_comes_back_and_has_no_unknown_token(start, run):
+    old, new = load_tokenizer(start), load_tokenizer(run)
+    source = AutoTokenizer.from_pretrained(run)
     for text in NEW_SOURCES:
         ids = new(text)["input_ids"]
         assert ids == source(text)["input_ids"] and new.unk_token_id not in ids
         assert len(ids) < len(old(text)["input_ids"])
         assert new.decode(ids, skip_special_tokens=True) == text
-    size = json.loads((pair.run / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    size = json.loads((run / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     for text in NEW_TARGETS:
         ids = new(text_target=text)["input_ids"]
         assert new.unk_token_id not in ids and max(ids) < size
         assert new.decode(ids, skip_special_tokens=True) == text == source.decode(ids, skip_special_tokens=True)
 
 
-def test_a_run_with_more_pieces_resumes_to_the_same_weights(pair, tmp_path):
-    shutil.copytree(pair.run / "checkpoint-2", tmp_path / "checkpoint-2")
-    assert main(training(pair, tmp_path, "--max_steps", "3", "--learning_rate", "0.002", "--resume")) == 0
-    expected, found = (AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict() for folder in (pair.run, tmp_path))
+@in_commands
+def test_a_run_with_more_pieces_resumes_to_the_same_weights(start, files, run, tmp_path):
+    shutil.copytree(run / "checkpoint-2", tmp_path / "checkpoint-2")
+    assert main(training(start, files, tmp_path, "--resume")) == 0
+    expected, found = (AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict() for folder in (run, tmp_path))
     assert expected.keys() == found.keys()
     for name, weight in expected.items():
         assert torch.equal(found[name], weight), name
 
 
-def test_other_commands_take_the_extended_checkpoint(pair, tmp_path, capsys):
+@in_commands
+def test_other_commands_take_the_extended_checkpoint(run, files, tmp_path, capsys):
     average, source = str(tmp_path / "average"), str(tmp_path / "source.en")
     texts = ["the spectrometer ✓", "the spectrometer"]
     Path(source).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    assert main(["average", "--run", str(pair.run), "--last", "2", "--output", average]) == 0
+    assert main(["average", "--run", str(run), "--last", "2", "--output", average]) == 0
     output = tmp_path / "out.de"
     assert (
         main(["translate", "--model", average, "--input", source, "--output", str(output), "--engine", "torch"]) == 0
@@ -177,28 +215,30 @@ def test_other_commands_take_the_extended_checkpoint(pair, tmp_path, capsys):
     lines = output.read_text(encoding="utf-8").splitlines()
     assert [row["translation_text"] for row in pipeline("translation", model=average)(texts)] == lines
     capsys.readouterr()
-    assert main(["score-pairs", "--model", average, "--sources", pair.files[0], "--translations", pair.files[1]]) == 0
+    assert main(["score-pairs", "--model", average, "--sources", files[0], "--translations", files[1]]) == 0
     assert len([float(line) for line in capsys.readouterr().out.splitlines()]) == len(NEW_SOURCES)
 
 
-def test_the_extended_checkpoint_goes_to_marian_and_ctranslate2(pair, tmp_path):
+@in_commands
+def test_the_extended_checkpoint_goes_to_marian_and_ctranslate2(run, tmp_path):
     """Both conversions compare what they have written with the model."""
-    assert main(["convert", str(pair.run), str(tmp_path / "marian"), "--to", "marian"]) == 0
+    assert main(["convert", str(run), str(tmp_path / "marian"), "--to", "marian"]) == 0
     assert main(["convert", str(tmp_path / "marian"), str(tmp_path / "back")]) == 0
-    expected, found = (AutoModelForSeq2SeqLM.from_pretrained(f).state_dict() for f in (pair.run, tmp_path / "back"))
+    expected, found = (AutoModelForSeq2SeqLM.from_pretrained(f).state_dict() for f in (run, tmp_path / "back"))
     for name, weight in expected.items():
         assert torch.equal(found[name], weight), name
-    tokenizers = [load_tokenizer(folder) for folder in (pair.run, tmp_path / "back")]
+    tokenizers = [load_tokenizer(folder) for folder in (run, tmp_path / "back")]
     for options in ({"text": NEW_SOURCES}, {"text_target": NEW_TARGETS}):
         assert tokenizers[0](**options)["input_ids"] == tokenizers[1](**options)["input_ids"]
     assert MarianMTModel.from_pretrained(tmp_path / "marian").config.pad_token_id == tokenizers[0].pad_token_id
     pytest.importorskip("ctranslate2")
-    assert main(["convert", str(pair.run), str(tmp_path / "ct2"), "--to", "ctranslate2"]) == 0
+    assert main(["convert", str(run), str(tmp_path / "ct2"), "--to", "ctranslate2"]) == 0
 
 
-def test_an_extended_checkpoint_is_published(pair, hub):
-    name = f"alice/{pair.start.parent.name}"
-    assert main(["publish", "--checkpoint", str(pair.run), "--repo", name, "--languages", "en", "de"]) == 0
+@in_commands
+def test_an_extended_checkpoint_is_published(run, hub):
+    name = f"alice/{run.name}"
+    assert main(["publish", "--checkpoint", str(run), "--repo", name, "--languages", "en", "de"]) == 0
     _, pulled = load_checkpoint(name)
-    expected = load_tokenizer(pair.run)(text_target=NEW_TARGETS)["input_ids"]
+    expected = load_tokenizer(run)(text_target=NEW_TARGETS)["input_ids"]
     assert pulled(text_target=NEW_TARGETS)["input_ids"] == expected

@@ -1,8 +1,8 @@
 """Extension of Unigram vocabularies, those of SentencePiece, by characters and pieces learned from other text.
 
-Unigram takes the segmentation with the highest sum of scores. A new piece gets the score of its old segmentation, and a
-bonus for each boundary that it saves, too small to change the order of different sums. So a text keeps its old
-segmentation, in which new pieces replace the parts that they consist of, and the fewest pieces win.
+Unigram takes the segmentation with the highest sum of scores. The score of a new piece is the sum of its parts in the
+old segmentation, and a bonus for each boundary between them. The bonus is too small to change the order of different
+sums: new pieces replace the old pieces of which they consist, in the way that leaves the fewest.
 """
 
 import json
@@ -97,8 +97,8 @@ def parts_of_new_pieces(
     """Old tokens of each token behind those that the old model wrote.
 
     Returns:
-        By id, the old ids in the segmentation of sources, and in that of targets. A token of sources that moved has one
-        part, its old id; a new character is the unknown token.
+        The old ids by the new one, in the segmentation of sources, and in that of targets. A new character has one
+        part, the unknown token; so has a token of sources that moved, its old id.
     """
     old = opened_sides(tokenizer)
     first, last = _written(tokenizer), _written(extended)
@@ -223,7 +223,7 @@ def _with_tokens(side: Tokenizer, new: list[str], first: int, keep_rest: bool) -
 def _scores(old: dict[str, float], tokens: list[str], characters: set[str], unknown: str) -> dict[str, float]:
     """Scores of old and new tokens. New characters have the lowest score of the known ones."""
     lowest = min((old[character] for character in characters), default=min(old.values()))
-    scores = {token: old[token] if token in old else lowest for token in tokens if token in old or len(token) == 1}
+    scores = {token: old.get(token, lowest) for token in tokens if token in old or len(token) == 1}
     model = Unigram([*scores.items()], [*scores].index(unknown), False)
 
     def score(token: str) -> float:
