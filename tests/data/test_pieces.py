@@ -90,6 +90,8 @@ def test_no_piece_crosses_a_space_or_the_end_of_letters_or_digits():
 def test_a_language_code_is_no_part_of_a_piece():
     extended = extend_tokenizer(ONE, [">>de<< abc"] * 9, [], 1)
     assert pieces(extended, ">>de<< abc") == [">>de<<", "▁abc"]
+    extended = extend_tokenizer(ONE, [".>>de<<"] * 9, [], 99)
+    assert extended.convert_ids_to_tokens(range(12, len(extended))) == ["▁."]
 
 
 def test_characters_of_the_other_side_are_pieces_of_both():
