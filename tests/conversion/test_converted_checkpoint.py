@@ -227,7 +227,7 @@ def test_an_average_of_fine_tuned_checkpoints_is_published_and_goes_back(origina
 
 @pytest.mark.slow
 def test_a_byte_level_vocabulary_is_extended_and_goes_back(tokenizer, files, lines, tmp_path):
-    """One of SentencePiece is not: the next test."""
+    """One of SentencePiece: test_extension.py."""
     new_model(tokenizer, d_k=8, d_v=8).save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")
     for source, output in (("ours", "opus"), ("opus", "converted")):
@@ -236,11 +236,3 @@ def test_a_byte_level_vocabulary_is_extended_and_goes_back(tokenizer, files, lin
     found = AutoTokenizer.from_pretrained(run)
     assert len(found) > len(tokenizer) + 10
     check_way_back(run, tmp_path / "marian", found, lines[0])
-
-
-def test_a_vocabulary_of_sentencepiece_is_not_extended(originals, files, tmp_path, capsys):
-    data = ["--train_files", *files["train"], "--eval_files", *files["val"], *SMALL, "--extend_vocabulary", "20"]
-    start = str(originals["relu"].converted)
-    assert main(["train", "--init_from", start, "--output_dir", str(tmp_path / "run"), *data]) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "extended" in error and "one segmentation for both languages" in error

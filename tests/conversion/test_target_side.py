@@ -233,10 +233,13 @@ def test_marians_own_files_with_sentencepiece_models_have_both_sides(pair, tmp_p
 # Mistakes
 
 
-def test_a_vocabulary_with_two_sides_is_not_extended(pair, files, tmp_path, capsys):
+def test_an_extended_vocabulary_writes_what_it_lacked(pair, files, tmp_path):
     words = ["train", "--init_from", str(pair.ours), "--train_files", *files, "--output_dir", str(tmp_path / "run")]
-    assert main([*words, "--extend_vocabulary", "10", "--max_steps", "1", "--eval_strategy", "no"]) == 1
-    assert "one segmentation for both languages" in capsys.readouterr().err.splitlines()[-1]
+    assert main([*words, "--extend_vocabulary", "1", "--max_steps", "1", "--eval_strategy", "no"]) == 0
+    old, (model, new) = load_tokenizer(pair.ours), load_checkpoint(str(tmp_path / "run"))
+    assert new.target_vocab_size == old.target_vocab_size + 1 == model.config.vocab_size == len(new.target_side)
+    assert (old.unk_token_id in old(text_target=TARGETS[0])["input_ids"]) == pair.lacking
+    assert new.unk_token_id not in new(text_target=TARGETS[0])["input_ids"]
 
 
 def test_target_sides_that_do_not_fit_are_named(pair, tmp_path, capsys):

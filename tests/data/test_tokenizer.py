@@ -75,7 +75,7 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused():
 
 OLD = train_tokenizer(SENTENCES * 20, vocab_size=300, show_progress=False)
 NEW_SENTENCES = ["the spectrometer's calibration", "die Kalibrierung des Spektrometers", "Spektrometer 漢字 漢字"]
-EXTENDED = extend_tokenizer(OLD, NEW_SENTENCES * 5, 25)
+EXTENDED = extend_tokenizer(OLD, NEW_SENTENCES * 5, [], 25)
 
 
 def bpe(tokenizer) -> dict:
@@ -87,7 +87,7 @@ def test_extending_goes_on_as_the_library_would_have(start, pairs):
     texts = [text for pair in pairs for text in pair]
     whole, old = (train_tokenizer(texts, vocab_size=size, show_progress=False) for size in (400, start))
     assert (len(old), len(whole)) == (start, 400)
-    assert bpe(extend_tokenizer(old, texts, 400 - start)) == bpe(whole)
+    assert bpe(extend_tokenizer(old, texts, [], 400 - start)) == bpe(whole)
 
 
 def test_extending_keeps_ids_and_merges_and_adds_behind_them():
@@ -128,7 +128,7 @@ def test_no_text_becomes_a_special_token():
     """Also where a tokenizer does not cut words at punctuation."""
     old = train_tokenizer(["a b"], vocab_size=259, show_progress=False)
     old.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    extended = extend_tokenizer(old, ["<pad></s>"] * 9, 50)
+    extended = extend_tokenizer(old, ["<pad></s>"] * 9, [], 50)
     assert len(extended) > 259
     ids = extended("<pad></s><pad>").input_ids
     assert set(ids[:-1]).isdisjoint({0, 1, 2})
@@ -136,16 +136,16 @@ def test_no_text_becomes_a_special_token():
 
 
 def test_what_occurs_once_is_no_token():
-    assert len(extend_tokenizer(OLD, ["Spektrometer"], 25)) == 300
-    assert len(extend_tokenizer(OLD, ["Spektrometer"] * 2, 1)) == 301
+    assert len(extend_tokenizer(OLD, ["Spektrometer"], [], 25)) == 300
+    assert len(extend_tokenizer(OLD, ["Spektrometer"] * 2, [], 1)) == 301
 
 
 def test_what_cannot_be_extended_is_refused():
     with pytest.raises(ValueError, match="at least 1 token, got 0"):
-        extend_tokenizer(OLD, SENTENCES, 0)
+        extend_tokenizer(OLD, SENTENCES, [], 0)
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>")))
-    with pytest.raises(ValueError, match=r"Only a byte-level BPE .* not this tokenizer's WordLevel"):
-        extend_tokenizer(other, SENTENCES, 5)
+    with pytest.raises(ValueError, match=r"expected a vocabulary of byte-level BPE or Unigram .* found WordLevel"):
+        extend_tokenizer(other, SENTENCES, [], 5)
 
 
 SYMBOLS = ["(NP", ")NP", "(NP-SBJ|1", "DT", "NN", ",", "-LRB-", "PRP$", "``", "'s", "NP"]

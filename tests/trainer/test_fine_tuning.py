@@ -184,7 +184,7 @@ def test_damaged_weights_are_not_started_from(words, start, tmp_path, capsys):
 
 def test_a_vocabulary_larger_than_the_model_is_refused(words, start, tokenizer, tmp_path, capsys):
     copy = shutil.copytree(start, tmp_path / "start")
-    extend_tokenizer(tokenizer, ["Spektrometer"] * 9, 1).save_pretrained(copy)
+    extend_tokenizer(tokenizer, ["Spektrometer"] * 9, [], 1).save_pretrained(copy)
     assert main(words(tmp_path / "run", "--max_steps", "1", init_from=copy)) == 1
     assert f"{copy}: the tokenizer has an id 400, but the model 400 embeddings" in error_of(capsys)
     assert main(words(tmp_path / "run", "--max_steps", "1", "--extend_vocabulary", "9", init_from=copy)) == 1
@@ -232,7 +232,7 @@ def test_a_changed_start_is_noticed_and_a_moved_one_may_be(words, start, tmp_pat
 def test_rows_of_new_tokens_are_the_means_of_their_parts():
     texts = ["ab abc"] * 3
     old = train_tokenizer(texts, vocab_size=260, show_progress=False)
-    extended = extend_tokenizer(old, texts, 2)
+    extended = extend_tokenizer(old, texts, [], 2)
     for tied in (True, False):
         model = tiny_model(vocab_size=260, tie_word_embeddings=tied, output_bias=True)
         torch.nn.init.normal_(model.lm_head.bias)

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE, Unigram
 from transformers import FSMTTokenizer, MarianTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..data.pieces import run_boundaries
 from ..data.two_sided_tokenizer import TwoSidedTokenizer
 from ..json_records import read_record
 
@@ -198,7 +199,6 @@ def from_sentencepiece(model: "SentencePieceModel", ids: dict[str, int], special
         return (f" {token} ", lowest) if is_run else (token, model.scores.get(token, lowest))
 
     tokenizer = Tokenizer(Unigram([entry(token) for token in sorted(ids, key=ids.get)], ids[special["unk_token"]]))
-    known, other = _character_class(characters), _character_class(characters, negated=True)
     replace = normalizers.Replace
     tokenizer.normalizer = normalizers.Sequence(
         [
@@ -207,7 +207,7 @@ def from_sentencepiece(model: "SentencePieceModel", ids: dict[str, int], special
             replace(Regex(" +"), WORD),
             normalizers.Prepend(WORD),
             replace(Regex(rf"{WORD}+\z"), ""),
-            replace(Regex(rf"(?<={known})(?={other})|(?<={other})(?={known})|(?<={other})\z"), " "),
+            run_boundaries(characters),
             *(replace(name, f"{name[0]} {name[1:]}") for name in special.values() if characters.isdisjoint(name)),
         ]
     )
@@ -493,11 +493,6 @@ def _character_map(compiled: bytes) -> list[normalizers.Normalizer]:
         normalizers.Replace(BREAK, ""),
         normalizers.NFC(),
     ]
-
-
-def _character_class(characters: Iterable[str], negated: bool = False) -> str:
-    points = "".join(rf"\x{{{ord(character):X}}}" for character in sorted(characters))
-    return f"[^{points}]" if negated else f"[{points}]"
 
 
 def _compare(what: str, given: list, expected: list, found: list) -> Comparison:

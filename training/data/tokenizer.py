@@ -4,18 +4,19 @@ The base alphabet is the 256 bytes, so every Unicode text can be encoded without
 """
 
 import copy
-import heapq
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
+from .merges import learn_merges
+from .pieces import extend_pieces, has_pieces, parts_of_new_pieces
 from .two_sided_tokenizer import TwoSidedTokenizer
 
 
@@ -24,7 +25,6 @@ SPECIAL_TOKENS = [PAD, BOS, EOS]
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 # The pre-tokenisation of `pre_tokenizers.ByteLevel`, which has no public form.
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-MIN_PAIR_FREQUENCY = 2  # the embedding of a token that occurs once would hardly be trained
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, show_progress: bool = True) -> PreTrainedTokenizerFast:
@@ -115,35 +115,41 @@ def symbol_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     return symbols if has_brackets else {}
 
 
-def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int) -> PreTrainedTokenizerFast:
-    """Extend a byte-level BPE by merges learned from other sentences.
+def extend_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, sources: Iterable[str], targets: Iterable[str], count: int
+) -> PreTrainedTokenizerFast:
+    """Extend a vocabulary by tokens learned from other sentences: byte-level BPE, or Unigram (SentencePiece).
 
-    The new merges rank below all old ones: they apply to the tokens that the old merges produce. Every old token keeps
-    its id and its text, and a text to which no new merge applies keeps its tokens.
+    New merges of BPE rank below all old ones: they apply to the tokens that the old merges produce. For Unigram, see
+    `extend_pieces`. Every old token keeps its text, and a text without new tokens keeps its old ones. Ids stay too,
+    apart from those of tokens that only the sources of a model with two vocabularies have.
 
     Args:
-        tokenizer (`PreTrainedTokenizerFast`): A byte-level BPE tokenizer; it is not modified.
-        texts (`Iterable[str]`): Sentences, of both languages.
+        tokenizer (`PreTrainedTokenizerFast`): Tokenizer to extend; it is not modified.
+        sources, targets (`Iterable[str]`): Sentences of both languages.
         count (`int`): Maximum number of tokens to add; fewer are added if no further pair of tokens occurs twice.
 
     Returns:
-        The extended tokenizer. The ids of the new tokens follow the highest old id.
+        The extended tokenizer. The ids of the new tokens follow the highest old id of translations.
 
     Raises:
-        ValueError: The tokenizer is not a byte-level BPE, or `count` is not positive.
+        ValueError: The tokenizer is of another kind, or `count` is not positive.
     """
     if count < 1:
         raise ValueError(f"The vocabulary can be extended by at least 1 token, got {count}.")
-    if isinstance(tokenizer, TwoSidedTokenizer):
-        raise ValueError("Only a vocabulary with one segmentation for both languages can be extended, not this one.")
+    if has_pieces(tokenizer):
+        return extend_pieces(tokenizer, sources, targets, count)
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     model = content["model"]
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     byte_level = model["type"] == "BPE" and alphabet <= model["vocab"].keys() and content["pre_tokenizer"] is not None
-    if not byte_level or model["continuing_subword_prefix"]:
-        raise ValueError(f"Only a byte-level BPE vocabulary can be extended, not this tokenizer's {model['type']}.")
+    if not byte_level or model["continuing_subword_prefix"] or isinstance(tokenizer, TwoSidedTokenizer):
+        kind = f"{model['type']} of words that end in </w>" if model.get("end_of_word_suffix") else model["type"]
+        raise ValueError(
+            f"extend_vocabulary: expected a vocabulary of byte-level BPE or Unigram (SentencePiece), found {kind}."
+        )
     vocab = tokenizer.get_vocab()
-    merges = _learn_merges(_count_words(tokenizer.backend_tokenizer, texts), vocab, count)
+    merges = learn_merges(_count_words(tokenizer.backend_tokenizer, chain(sources, targets)), vocab, count)
     first = max(vocab.values()) + 1
     model["vocab"] |= {left + right: first + i for i, (left, right) in enumerate(merges)}
     model["merges"] += merges
@@ -152,13 +158,21 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], c
     return extended
 
 
-def parts_of_new_tokens(tokenizer: PreTrainedTokenizerFast, extended: PreTrainedTokenizerFast) -> dict[int, list[int]]:
-    """Map the id of each token added by `extend_tokenizer` to the ids of the old tokens that it consists of."""
+def parts_of_new_tokens(
+    tokenizer: PreTrainedTokenizerFast, extended: PreTrainedTokenizerFast
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Map the id of each token added by `extend_tokenizer` to the ids of the old tokens that it consists of.
+
+    Returns:
+        The parts for sources and for targets. For sources, also the old id of each token whose id has changed.
+    """
+    if has_pieces(tokenizer):
+        return parts_of_new_pieces(tokenizer, extended)
     old, new = (json.loads(t.backend_tokenizer.to_str())["model"]["merges"] for t in (tokenizer, extended))
     ids, parts = extended.get_vocab(), {}
     for pair in new[len(old) :]:
         parts[ids["".join(pair)]] = [part for token in pair for part in parts.get(ids[token], [ids[token]])]
-    return parts
+    return parts, parts
 
 
 def _count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[tuple[str, ...]]:
@@ -172,56 +186,3 @@ def _count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[tuple[st
     for word, count in counts.items():
         segmented[tuple(token.value for token in tokenizer.model.tokenize(word))] += count
     return segmented
-
-
-def _learn_merges(words: Counter[tuple[str, ...]], vocab: dict[str, int], count: int) -> list[tuple[str, str]]:
-    """Learn up to `count` merges, each of the most frequent pair of tokens.
-
-    Ties are broken by the lowest token ids, as in `BpeTrainer`.
-    """
-    ids, first = dict(vocab), max(vocab.values()) + 1
-    segmented, frequencies = [list(word) for word in words], list(words.values())
-    pairs, words_with = Counter(), defaultdict(set)
-    for i, word in enumerate(segmented):
-        for pair in pairwise(word):
-            pairs[pair] += frequencies[i]
-            words_with[pair].add(i)
-
-    def entry(pair):
-        return -pairs[pair], ids[pair[0]], ids[pair[1]], pair
-
-    queue = [entry(pair) for pair in pairs]
-    heapq.heapify(queue)
-    merges = []
-    while queue and len(merges) < count:
-        frequency, *_, pair = heapq.heappop(queue)
-        # An entry with an outdated frequency is superseded by a newer one. A merge whose text is already a token would
-        # duplicate that token or produce a special token, which plain text must not become.
-        if -frequency != pairs[pair] or pairs[pair] < MIN_PAIR_FREQUENCY or "".join(pair) in ids:
-            continue
-        ids["".join(pair)] = first + len(merges)
-        merges.append(pair)
-        changed = set()
-        for i in words_with.pop(pair):
-            before, segmented[i] = segmented[i], _join(segmented[i], pair)
-            for old in pairwise(before):
-                pairs[old] -= frequencies[i]
-                changed.add(old)
-            for new in pairwise(segmented[i]):
-                pairs[new] += frequencies[i]
-                words_with[new].add(i)
-                changed.add(new)
-        for other in changed - {pair}:
-            heapq.heappush(queue, entry(other))
-    return merges
-
-
-def _join(word: list[str], pair: tuple[str, str]) -> list[str]:
-    """Merge each occurrence of the pair in the tokens of a word."""
-    joined = []
-    for token in word:
-        if joined and (joined[-1], token) == pair:
-            joined[-1] += token
-        else:
-            joined.append(token)
-    return joined

@@ -67,7 +67,10 @@ class ModelArguments:
     )
     extend_vocabulary: int | None = field(
         default=None,
-        metadata={"help": "With init_from: maximum number of tokens to add, learned from the training pairs."},
+        metadata={
+            "help": "With init_from: maximum number of tokens to add to a vocabulary of byte-level BPE or Unigram "
+            "(SentencePiece), learned from both sides of the training pairs. Unigram gets unknown characters first."
+        },
     )
     lora_rank: int | None = field(
         default=None,

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from torch import nn
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
@@ -114,20 +115,44 @@ def load_model(model_args: ModelArguments, folder: Path) -> VaswaniForConditiona
 
 @torch.no_grad()
 def extend_embeddings(model: PreTrainedModel, old: PreTrainedTokenizerBase, extended: PreTrainedTokenizerBase) -> None:
-    """Add rows for new tokens to the embedding and the output projection.
+    """Add rows for new tokens to the embeddings and the output projection.
 
-    Each new row, and its output bias, is the mean of those of the old tokens that the new token replaces.
+    Each new row, and its output bias, is the mean of those of the old tokens that the new token replaces. The row of a
+    new character is that of the unknown token, which the model has read in its place. Where both languages share an
+    embedding, the segmentation into fewer tokens counts.
     """
-    size = max(model.config.vocab_size, max(extended.get_vocab().values()) + 1)
+    of_sources, of_targets = parts_of_new_tokens(old, extended)
+    if model.config.source_vocab_size is None:
+        of_targets = {**of_sources, **{i: min(parts, of_sources[i], key=len) for i, parts in of_targets.items()}}
+    else:
+        size = model.config.source_vocab_size + len(extended) - len(old)
+        weight = _extended_rows(model.model.encoder.embed_tokens.weight, of_sources, size)
+        model.model.encoder.embed_tokens = nn.Embedding.from_pretrained(weight, freeze=False)
+        model.config.source_vocab_size = size
+    size = max(model.config.vocab_size, max(of_targets, default=-1) + 1)
+    rows = [_extended_rows(weight, of_targets, size) for weight in _written_rows(model)]
     model.resize_token_embeddings(size, mean_resizing=False)
+    for weight, extended_rows in zip(_written_rows(model), rows):
+        weight.copy_(extended_rows)
+
+
+def _written_rows(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Weights of the model with a row for each token that it writes."""
     weights = [model.get_input_embeddings().weight]
     if not model.config.tie_word_embeddings:
         weights.append(model.get_output_embeddings().weight)
     if model.config.output_bias:
         weights.append(model.get_output_embeddings().bias)
-    for token, parts in parts_of_new_tokens(old, extended).items():
-        for weight in weights:
-            weight[token] = weight[parts].mean(0)
+    return weights
+
+
+def _extended_rows(weight: torch.Tensor, parts: dict[int, list[int]], size: int) -> torch.Tensor:
+    """`size` rows: those of `weight`, and for each id in `parts` the mean of the rows of its parts."""
+    rows = weight.new_zeros(size, *weight.shape[1:])
+    rows[: len(weight)] = weight
+    for token, of_token in parts.items():
+        rows[token] = weight[of_token].mean(0)
+    return rows
 
 
 def add_adapters(model: VaswaniForConditionalGeneration, rank: int, args: VaswaniTrainingArguments):

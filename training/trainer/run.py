@@ -4,7 +4,9 @@ import contextlib
 import logging
 import math
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from datasets import Dataset, IterableDataset
@@ -153,20 +155,25 @@ def learn_tokenizer(
     with args.main_process_first(desc="learning the vocabulary", local=False):  # output_dir is shared
         if args.process_index == 0:
             is_trees = "tree" in train.column_names and not start
-            sides = ("source",) if is_trees else ("source", "target")
-            texts = (text for side in sides for batch in train.iter(1000) for text in batch[side])
+            sources, targets = texts_of(train, "source"), texts_of(train, "target")
             if start:
                 old = load_tokenizer(start, model_args.trust_remote_code)
-                tokenizer = extend_tokenizer(old, texts, model_args.extend_vocabulary)
+                tokenizer = extend_tokenizer(old, sources, targets, model_args.extend_vocabulary)
             else:
                 logger.info("Learning a vocabulary of %s tokens.", f"{model_args.vocab_size:,}")
                 takes_long = not has_length(train) or len(train) >= LONG
                 symbols = tree_symbols(train) if is_trees else set()
                 size = model_args.vocab_size - len(symbols)
+                texts = sources if is_trees else chain(sources, targets)
                 tokenizer = train_tokenizer(texts, size, takes_long and shows_bars(args))
                 tokenizer = with_symbols(tokenizer, symbols) if symbols else tokenizer
             save_tokenizer(tokenizer, Path(args.output_dir))
         return load_tokenizer(args.output_dir, model_args.trust_remote_code)
+
+
+def texts_of(pairs: Dataset | IterableDataset, side: str) -> Iterator[str]:
+    """Texts of one column of a data set."""
+    return (text for batch in pairs.iter(1000) for text in batch[side])
 
 
 def tree_symbols(pairs: Dataset | IterableDataset) -> set[str]:
