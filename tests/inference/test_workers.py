@@ -143,6 +143,7 @@ print(json.dumps([race(commands) for commands in json.loads(sys.argv[1])]))
 """
 
 
+@pytest.mark.slow  # test_resumable_output.py has processes that open it at the same moment
 def test_of_two_commands_with_one_output_one_writes_it(words, tmp_path):
     """At the same moment: two that begin, or two that resume."""
     words = [*words[:-1], "--num-beams", "1", "--output"]

@@ -19,7 +19,8 @@ SMALL = [
     *("--model_overrides", '{"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}'),
     *("--vocab_size", "300", "--warmup_steps", "4", "--eval_strategy", "steps", "--eval_steps", "4"),
     *("--source_tokens_per_update", "1000", "--target_tokens_per_update", "1000", "--tokens_per_device", "500"),
-    *("--save_steps", "2", "--logging_steps", "1", "--generation_num_beams", "1", "--disable_tqdm", "true"),
+    *("--save_steps", "2", "--logging_steps", "1", "--generation_num_beams", "1", "--generation_max_length", "12"),
+    *("--disable_tqdm", "true"),
 ]
 
 
