@@ -10,6 +10,7 @@ from datasets import Dataset
 from hf_vaswani import VaswaniForConditionalGeneration
 from support.models import tiny_config
 from support.paths import ROOT, TESTS
+from training.cli import main
 from training.data.encoding import tokenize
 from training.trainer.arguments import VaswaniTrainingArguments
 from training.trainer.trainer import VaswaniTrainer
@@ -27,6 +28,19 @@ SMALL = [
 def train_argv(data, output, *more: str) -> list[str]:
     files = ["--train_files", *data["train"], "--eval_files", *data["val"]]
     return ["train", *files, "--output_dir", str(output), *SMALL, *more]
+
+
+def train_when_told(words: list[str], at_work, go_on) -> None:
+    """Train, but wait before the first update."""
+    step = VaswaniTrainer.training_step
+
+    def training_step(self, *args, **kwargs):
+        at_work.set()
+        go_on.wait()
+        return step(self, *args, **kwargs)
+
+    VaswaniTrainer.training_step = training_step
+    sys.exit(main(words))
 
 
 def make_trainer(folder, tokenizer, pairs, model=None, **overrides) -> VaswaniTrainer:
