@@ -1,4 +1,5 @@
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ from training.data.tokenizer import train_tokenizer
 from training.demo_data import generate_pairs, write_demo_data
 
 
+gc.disable()  # until the tests are imported
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
 
@@ -35,6 +37,12 @@ def pytest_configure(config):
         flash = [f"flash_attn{version}_test" for version in ("", "_3", "_4")]
         for marker in ("accelerate_tests", "generate", "torch_compile_test", "torch_export_test", *flash):
             config.addinivalue_line("markers", f"{marker}: of transformers' own tests")
+
+
+def pytest_collection_finish():
+    """Exempt what is imported by now from garbage collection: every training ends with a full one."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from support.paths import ROOT
 from training.ablation import rows
 from training.cli import main
 from training.inference import demo_page, workers
+from training.publishing import figures
 from training.trainer.arguments import parse_arguments
 from training.trainer.command_line import load_recipe
 
@@ -161,6 +162,7 @@ def here(files, hub, tmp_path, monkeypatch) -> Path:
         monkeypatch.setenv(variable, str(folder))
     named_rows = rows.named_rows
     monkeypatch.setattr(rows, "named_rows", lambda names: named_rows(names)[:1])  # test_ablate.py trains others
+    monkeypatch.setattr(figures, "figures_of_the_paper", lambda: [figures.schedule_figure()])  # test_figures.py: all
     if importlib.util.find_spec("gradio") is None:
         page = SimpleNamespace(launch=lambda **options: print("served", options))
         monkeypatch.setattr(demo_page, "import_gradio", lambda: SimpleNamespace(__version__="6.0.0"))

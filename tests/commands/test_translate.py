@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.killed_output import interrupted_after
+from support.killed_output import interrupted_after, killed_after_ten_lines
 from support.models import noisy_translator, tiny_model
-from support.paths import ROOT, TESTS
+from support.paths import ROOT
+from support.warm import WARM
 from training.cli import main
 from training.data.tokenizer import train_tokenizer
 from training.inference import resumable_output
@@ -39,7 +40,7 @@ def checkpoint(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sentences(pairs):
-    return [english for english, _ in pairs[:25]]
+    return [english for english, _ in pairs[:14]]
 
 
 def one_by_one(tokenizer, sentences, **generation) -> list[str]:
@@ -82,8 +83,8 @@ def test_command_translates_files_and_streams(checkpoint, tokenizer, sentences, 
     source.write_text(text, encoding="utf-8")
     assert main(["translate", "--model", str(checkpoint), "--input", str(source), "--output", str(output)]) == 0
     lines = output.read_text(encoding="utf-8").split("\n")
-    assert len(lines) == 28
-    assert (lines[25], lines[26], lines[27]) == ("", lines[0], "")
+    assert len(lines) == 17
+    assert (lines[14], lines[15], lines[16]) == ("", lines[0], "")
     assert not list(tmp_path.glob("*.partial"))
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode("utf-8"))))
@@ -155,14 +156,10 @@ def test_an_interrupted_translation_goes_on_where_it_was(checkpoint, sentences, 
     expected = whole.read_text(encoding="utf-8")
 
     # Killed after ten lines and a half.
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_AFTER_TEN_LINES, *words, str(output)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"},
-    )
-    assert process.wait() == -signal.SIGKILL, process.stderr.read()
-    process.stderr.close()
+    process = WARM.Process(target=killed_after_ten_lines, args=([*words, str(output)],), daemon=True)
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
     assert not output.exists()
     partial = tmp_path / "out.de.partial"
     lines = partial.read_text(encoding="utf-8").split("\n")
@@ -177,16 +174,6 @@ def test_an_interrupted_translation_goes_on_where_it_was(checkpoint, sentences, 
     assert {path.name for path in tmp_path.iterdir()} == {"in.en", "out.de", "whole.de"}
     assert main([*words, str(output), "--resume"]) == 1
     assert "there is no" in capsys.readouterr().err
-
-
-KILLED_AFTER_TEN_LINES = """
-import sys
-from support.killed_output import kill_after_ten_lines
-from training.cli import main
-
-kill_after_ten_lines()
-main(sys.argv[1:])
-"""
 
 
 @pytest.mark.parametrize("option", ["--window", "--batch-tokens", "--num-beams"])

@@ -140,7 +140,7 @@ def test_an_ensemble_is_the_mean_of_the_originals_probabilities(originals, files
     end, pad, tokenizer = both[0].model.config.eos_token_id, both[0].model.config.pad_token_id, both[0].tokenizer
     for line, text in zip(lines[0][:2], found):
         source, tokens = tokenizer(line, return_tensors="pt")["input_ids"], [pad]
-        while tokens[-1] != end and len(tokens) < 63:
+        while tokens[-1] != end and len(tokens) < 31:
             inputs = {"input_ids": source, "decoder_input_ids": torch.tensor([tokens])}
             logits = torch.stack([each.model(**inputs).logits[0, -1] for each in both])
             logits[:, pad] = -torch.inf

@@ -39,7 +39,7 @@ def test_positions_start_behind_padding_and_end_where_the_configuration_says():
 
 def test_search_settings_come_along():
     settings = from_fsmt(fsmt_model()).generation_config
-    assert (settings.num_beams, settings.max_length, settings.forced_eos_token_id) == (5, 64, 2)
+    assert (settings.num_beams, settings.max_length, settings.forced_eos_token_id) == (5, 32, 2)
     assert (settings.length_penalty, settings.length_penalty_form) == (1.0, "length")
 
 

@@ -75,7 +75,7 @@ def test_marian_without_its_rule_against_padding_would_differ():
 
 def test_search_settings_come_along():
     settings = from_marian(marian_model()).generation_config
-    assert (settings.num_beams, settings.length_penalty, settings.max_length) == (6, 1.0, 64)
+    assert (settings.num_beams, settings.length_penalty, settings.max_length) == (6, 1.0, 32)
     assert (settings.length_penalty_form, settings.forced_eos_token_id) == ("length", 0)
 
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_in_the_form_of_opus_mt(tmp_path):
     torch.save(marian.state_dict(), tmp_path / "pytorch_model.bin")
     earlier = {"add_bias_logits": False, "add_final_layer_norm": False, "normalize_before": False, "_num_labels": 3}
     earlier |= {"normalize_embedding": False, "static_position_embeddings": True, "classif_dropout": 0.0}
-    search = {"bad_words_ids": [[PAD]], "num_beams": 6, "max_length": 64, "bos_token_id": 0}
+    search = {"bad_words_ids": [[PAD]], "num_beams": 6, "max_length": 32, "bos_token_id": 0}
     fields = {**marian.config.to_dict(), "scale_embedding": True, **earlier, **search}
     for name in ("decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings", "dtype"):
         fields.pop(name, None)

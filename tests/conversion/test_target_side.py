@@ -135,7 +135,8 @@ def test_fine_tuning_uses_the_target_side_and_keeps_it(pair, files, tmp_path):
     and a MarianMT checkpoint keep the file."""
     words = ["train", "--init_from", str(pair.ours), "--train_files", *files, "--eval_files", *files]
     words += ["--output_dir", str(tmp_path / "run"), "--learning_rate", "0", "--eval_steps", "2", "--save_steps", "1"]
-    words += ["--tokens_per_device", "2000", "--generation_num_beams", "1", "--disable_tqdm", "true"]
+    words += ["--tokens_per_device", "2000", "--generation_num_beams", "1", "--generation_max_length", "12"]
+    words += ["--disable_tqdm", "true"]
     assert main([*words, "--max_steps", "2"]) == 0
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     [loss] = [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry]

@@ -9,45 +9,11 @@ import sys
 import pytest
 
 from support.models import noisy_translator
-from support.paths import ROOT, TESTS
+from support.paths import ROOT
+from support.two_processes import run_two
 from training.cli import main
 from training.inference.resumable_output import PartialOutput
 from training.inference.workers import Processes
-
-
-# Imports once; then every run forks two processes, which find each other as torchrun's do.
-FORKS = """
-import json, multiprocessing, os, signal, sys
-from training.inference import file_translation  # noqa: F401, before the forks
-from training.inference import resumable_output, search  # noqa: F401
-from support.killed_output import kill_after_ten_lines
-from training.cli import main
-
-def process(rank, port, action, words):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    if action == "kill":
-        kill_after_ten_lines()
-    if action == "fail" and rank == 1:
-        def fail(*args):
-            raise OSError("rank 1 has no memory left")
-        search.Search.__call__ = fail
-    sys.stdout.flush()
-    os._exit(main(words))  # forks must not run what the parent has to do at its exit
-
-def run(port, action, words):
-    context = multiprocessing.get_context("fork")
-    pair = [context.Process(target=process, args=(rank, port, action, words)) for rank in (0, 1)]
-    for member in pair:
-        member.start()
-    pair[0].join()
-    if pair[0].exitcode < 0:  # torchrun would end the other
-        pair[1].kill()
-    pair[1].join()
-    return [member.exitcode for member in pair]
-
-print(json.dumps([run(*job) for job in json.loads(sys.argv[1])]))
-"""
 
 
 @pytest.fixture
@@ -79,31 +45,20 @@ def words(tokenizer, pairs, tmp_path):
 def test_two_processes_write_what_one_writes_also_after_being_killed(words, tmp_path, free_ports):
     one = [*words, str(tmp_path / "one")]
     assert main(one) == 0
-    jobs = [
-        ("run", [*words, str(tmp_path / "two")]),
-        ("kill", [*words, str(tmp_path / "killed")]),
-        ("run", [*words, str(tmp_path / "killed"), "--resume"]),
-        ("fail", [*words, str(tmp_path / "failed")]),
-    ]
-    jobs = json.dumps([[next(free_ports), *job] for job in jobs])
-    process = subprocess.run(
-        [sys.executable, "-c", FORKS, jobs],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"},
-    )
-    assert process.returncode == 0, process.stderr
-    whole, killed, resumed, failed = json.loads(process.stdout.splitlines()[-1])
-    assert whole == resumed == [0, 0], process.stderr
+    errors = tmp_path / "errors"
+    whole = run_two(next(free_ports), errors, "run", [*words, str(tmp_path / "two")])
+    killed = run_two(next(free_ports), errors, "kill", [*words, str(tmp_path / "killed")])
+    resumed = run_two(next(free_ports), errors, "run", [*words, str(tmp_path / "killed"), "--resume"])
+    failed = run_two(next(free_ports), errors, "fail", [*words, str(tmp_path / "failed")])
+    printed = errors.read_text(encoding="utf-8")
+    assert whole == resumed == [0, 0], printed
     assert killed[0] == -signal.SIGKILL
     expected = (tmp_path / "one").read_bytes()
     assert len(expected.splitlines()) == 16
     assert (tmp_path / "two").read_bytes() == (tmp_path / "killed").read_bytes() == expected
     # An error of one is told once, by its process, and ends the other.
     assert failed == [0, 1]
-    assert process.stderr.count("rank 1 has no memory left") == 1
+    assert printed.count("rank 1 has no memory left") == 1
     assert not (tmp_path / "failed").exists()
 
 
@@ -143,6 +98,7 @@ print(json.dumps([race(commands) for commands in json.loads(sys.argv[1])]))
 """
 
 
+@pytest.mark.slow  # test_resumable_output.py has processes that open it at the same moment
 def test_of_two_commands_with_one_output_one_writes_it(words, tmp_path):
     """At the same moment: two that begin, or two that resume."""
     words = [*words[:-1], "--num-beams", "1", "--output"]

@@ -77,14 +77,18 @@ def compare(seed: int, monkeypatch) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(42))
+# Every option of a case, with one beam and with several.
+SEEDS = (0, 4, 7, 8, 12, 13, 16, 17, 20, 22, 24, 26, 30, 39)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_fast_loops_give_what_the_library_gives(seed, monkeypatch):
     compare(seed, monkeypatch)
 
 
 @pytest.mark.slow
 def test_the_fast_loops_give_what_the_library_gives_hundreds_of_times(monkeypatch):
-    for seed in range(42, 542):
+    for seed in range(542):
         with monkeypatch.context() as patch:
             compare(seed, patch)
 

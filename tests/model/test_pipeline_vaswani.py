@@ -186,6 +186,7 @@ torch.save(results[resaved], "again.pt")
 """
 
 
+@pytest.mark.slow  # test_hub.py has a stranger that pulls one
 def test_a_checkpoint_is_complete_for_a_stranger(checkpoint, tmp_path):
     script, resaved = tmp_path / "stranger.py", tmp_path / "resaved"
     script.write_text(STRANGER)

@@ -260,8 +260,20 @@ def generating_model(seed: int, **fields):
     return model
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize(("window", "side"), [(1, "both"), (2, "decoder"), (5, "both"), (9, "encoder"), (30, "both")])
+@pytest.mark.parametrize(
+    ("window", "side", "num_beams"),
+    [
+        (1, "both", 4),
+        (2, "decoder", 1),
+        (5, "both", 4),
+        (9, "encoder", 1),
+        (30, "both", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((1, "both", 1), (2, "decoder", 4), (5, "both", 1), (9, "encoder", 4), (30, "both", 4))
+        ),
+    ],
+)
 def test_the_fast_loops_give_what_the_library_gives(window, side, num_beams):
     """Sentences of different lengths, some of which leave the batch early, and outputs that outgrow the cache."""
     seeds_that_differ = 0

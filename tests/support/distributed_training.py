@@ -8,6 +8,7 @@ each update the gradients by name, and `translations-RANK.json`, those of the la
 """
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -91,6 +92,7 @@ NARROWEST = 16  # of layers that oneDNN trains: here all of them
 
 
 if __name__ == "__main__":
+    gc.freeze()  # as conftest.py does
     training.trainer.onednn.NARROWEST = NARROWEST
     for job in json.loads(Path(sys.argv[1]).read_text()):
         set_up(job)

@@ -62,7 +62,7 @@ def marian_model(
         model.final_logits_bias[0, pad] = 0
     model.generation_config = GenerationConfig(
         num_beams=6,
-        max_length=64,
+        max_length=32,
         bad_words_ids=[[pad]],
         renormalize_logits=True,
         pad_token_id=pad,
@@ -82,7 +82,7 @@ def fsmt_model(source_vocab_size: int | None = None, tied: bool = True, **fields
         d_model=64,
         **{**_stacks(2, 4, 96), **fields},
         max_position_embeddings=64,
-        max_length=64,
+        max_length=32,
     )
     model = stir(FSMTForConditionalGeneration(config))
     stacks = model.model

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from training.cli import main
 from training.inference.resumable_output import PartialOutput
 
 
@@ -22,6 +23,12 @@ def kill_after_ten_lines() -> None:
         write(self, text)
 
     PartialOutput.write = write_ten
+
+
+def killed_after_ten_lines(words: list[str]) -> None:
+    """Run a command that kills its process."""
+    kill_after_ten_lines()
+    main(words)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ checkpoint, and what the last did to files, in how many seconds.
 The training is forked off a process that has imported all it needs, which takes longer than to train.
 """
 
+import gc
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+import training.trainer.run  # noqa: F401, before the forks, which would each import it
 from training.cli import main
 from training.trainer.checkpoints import PARTIAL, complete_checkpoints
 from training.trainer.trainer import VaswaniTrainer
@@ -91,5 +93,6 @@ def work(job: dict) -> dict:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # as conftest.py does
     reports = [work(job) for job in json.loads(Path(sys.argv[1]).read_text())]
     Path(sys.argv[2]).write_text(json.dumps(reports))

@@ -10,6 +10,7 @@ from datasets import Dataset
 from hf_vaswani import VaswaniForConditionalGeneration
 from support.models import tiny_config
 from support.paths import ROOT, TESTS
+from training.cli import main
 from training.data.encoding import tokenize
 from training.trainer.arguments import VaswaniTrainingArguments
 from training.trainer.trainer import VaswaniTrainer
@@ -19,13 +20,27 @@ SMALL = [
     *("--model_overrides", '{"d_model": 16, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}'),
     *("--vocab_size", "300", "--warmup_steps", "4", "--eval_strategy", "steps", "--eval_steps", "4"),
     *("--source_tokens_per_update", "1000", "--target_tokens_per_update", "1000", "--tokens_per_device", "500"),
-    *("--save_steps", "2", "--logging_steps", "1", "--generation_num_beams", "1", "--disable_tqdm", "true"),
+    *("--save_steps", "2", "--logging_steps", "1", "--generation_num_beams", "1", "--generation_max_length", "12"),
+    *("--disable_tqdm", "true"),
 ]
 
 
 def train_argv(data, output, *more: str) -> list[str]:
     files = ["--train_files", *data["train"], "--eval_files", *data["val"]]
     return ["train", *files, "--output_dir", str(output), *SMALL, *more]
+
+
+def train_when_told(words: list[str], at_work, go_on) -> None:
+    """Train, but wait before the first update."""
+    step = VaswaniTrainer.training_step
+
+    def training_step(self, *args, **kwargs):
+        at_work.set()
+        go_on.wait()
+        return step(self, *args, **kwargs)
+
+    VaswaniTrainer.training_step = training_step
+    sys.exit(main(words))
 
 
 def make_trainer(folder, tokenizer, pairs, model=None, **overrides) -> VaswaniTrainer:

@@ -19,7 +19,8 @@ SMALL = [
     *("--source_tokens_per_update", "2000", "--target_tokens_per_update", "2000", "--tokens_per_device", "1000"),
     *("--max_steps", "14", "--save_steps", "2", "--logging_steps", "3", "--eval_steps", "4"),
     *("--average", "ema", "--ema_decay", "0.9", "--eval_average", "true"),
-    *("--save_total_limit", "2", "--generation_num_beams", "1", "--disable_tqdm", "true"),
+    *("--save_total_limit", "2", "--generation_num_beams", "1", "--generation_max_length", "12"),
+    *("--disable_tqdm", "true"),
 ]
 TIMES = {"train_runtime", "train_steps_per_second", "eval_runtime", "target_tokens_per_second"}
 

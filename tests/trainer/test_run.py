@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,8 @@ from datasets import IterableDataset
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from support.models import tiny_config
-from support.paths import ROOT
-from support.runs import SMALL, launch_two, train_argv
+from support.runs import SMALL, launch_two, train_argv, train_when_told
+from support.warm import WARM
 from training.cli import main
 from training.data.encoding import FilteredStream
 from training.hardware import hardware
@@ -675,46 +674,31 @@ def test_an_error_in_a_stream_names_the_line(tmp_path, data, capsys):
     assert "broken.tsv:151: expected 2 columns" in capsys.readouterr().err
 
 
-LIVING = """
-import sys
-from training.cli import main
-from training.trainer.trainer import VaswaniTrainer
-
-step, waited = VaswaniTrainer.training_step, []
-
-def training_step(self, *args, **kwargs):
-    if not waited:
-        waited.append(print("at work", flush=True))
-        sys.stdin.readline()
-    return step(self, *args, **kwargs)
-
-VaswaniTrainer.training_step = training_step
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.parametrize("ended", [pytest.param("itself", marks=pytest.mark.slow), "killed"])
 def test_a_second_run_keeps_off_the_folder_of_a_living_one(tmp_path, data, capsys, ended):
     """Another process trains there. When it has ended, in whatever way, the folder is free."""
     run = tmp_path / "run"
-    command = [sys.executable, "-c", LIVING, *train_argv(data, run, "--max_steps", "4")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, cwd=ROOT) as living:
-        try:
-            assert living.stdout.readline() == "at work\n"
-            before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-            for more in ([], ["--resume"]):
-                assert main(train_argv(data, run, "--max_steps", "4", *more)) == 1
-                error = capsys.readouterr().err
-                assert str(run) in error and "another run is at work" in error
-                assert f"process {living.pid} on {platform.node()}" in error and error.count("\n") == 1
-            assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-            if ended == "killed":
-                living.kill()
-            living.communicate("go on\n")
-        finally:
-            living.kill()
-    assert living.returncode == (0 if ended == "itself" else -9)
+    at_work, go_on = WARM.Event(), WARM.Event()
+    words = train_argv(data, run, "--max_steps", "4")
+    process = WARM.Process(target=train_when_told, args=(words, at_work, go_on), daemon=True)
+    process.start()
+    try:
+        assert at_work.wait(120)
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        for more in ([], ["--resume"]):
+            assert main(train_argv(data, run, "--max_steps", "4", *more)) == 1
+            error = capsys.readouterr().err
+            assert str(run) in error and "another run is at work" in error
+            assert f"process {process.pid} on {platform.node()}" in error and error.count("\n") == 1
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+        if ended == "killed":
+            process.kill()
+        else:
+            go_on.set()  # which would wait for a dead process
+        process.join(120)
+    finally:
+        process.kill()
+    assert process.exitcode == (0 if ended == "itself" else -9)
     assert main(train_argv(data, run, "--max_steps", "6", "--resume")) == 0
     assert complete_checkpoints(run)[-1].name == "checkpoint-6"
 
