@@ -7,7 +7,10 @@ OLDEST := .venv-oldest
 USE_EXTRAS := train,plots
 DEV_EXTRAS := train,plots,dev
 
-.PHONY: demo test test-slow test-oldest lint format clean
+.PHONY: setup demo test test-slow test-oldest lint format clean
+
+# What translating and training need.
+setup: $(SETUP)
 
 # The main job, end to end, on sentence pairs that the package generates: minutes on a CPU.
 demo: $(SETUP)

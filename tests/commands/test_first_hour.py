@@ -39,13 +39,16 @@ def environment(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory, environment) -> Path:
-    """A clone in which the quick start of README.md has run."""
+    """A clone in which the quick start of README.md has run, `make demo` too."""
     if not (ROOT / ".git").exists():
         pytest.skip("only a clone can be cloned")
     folder = tmp_path_factory.mktemp("newcomer")
     [start] = [block for block in fenced_blocks("README.md") if "git clone" in block.text]
     run(start.text, folder, environment)
-    return folder / Path(PYPROJECT["project"]["urls"]["Repository"]).name
+    clone = folder / Path(PYPROJECT["project"]["urls"]["Repository"]).name
+    [demo] = [block for block in fenced_blocks("README.md") if block.text.strip() == "make demo"]
+    run(demo.text, clone, environment)
+    return clone
 
 
 def consoles(guide: str) -> list[Block]:

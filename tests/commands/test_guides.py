@@ -43,6 +43,7 @@ from training.trainer.command_line import load_recipe
 TOKEN = "hf_secretOfUser"
 OTHER_TOKEN = "hf_secretOfOther"
 MODELS = ("M", "M1", "M2", "M3", "demo/run/average")
+SMALL_MODEL = "model_cards/tatoeba_en_de"
 OPTIONAL = {"curves": "matplotlib", "figures": "matplotlib"}
 
 # What makes the README's trainings tiny; a command line wins over its recipe, and its last word over others.
@@ -89,6 +90,7 @@ def files(pairs, tokenizer, tmp_path_factory) -> Path:
         tokenizer.save_pretrained(folder / name)
     sides = {"en": 0, "de": 1}
     few, many = pairs[:4], pairs[:60]
+    shutil.copytree(ROOT / SMALL_MODEL, folder / SMALL_MODEL)
     columns = {f"{split}.{lang}": [pair[side] for pair in some] for lang, side in sides.items()
                for split, some in (("test", few), ("val", few), ("train", many))}  # fmt: skip
     columns |= {"mono.en": columns["test.en"], "out.de": columns["test.de"], "other.de": columns["test.de"][::-1]}
@@ -158,7 +160,7 @@ def here(files, hub, tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr(DATASETS["wmt14"], "_outdir", str(folder))
     monkeypatch.setattr(workers, "launch", in_this_process)
-    for variable in ("MULTI30K", "CRAFT"):
+    for variable in ("MULTI30K", "CRAFT", "TATOEBA"):
         monkeypatch.setenv(variable, str(folder))
     named_rows = rows.named_rows
     monkeypatch.setattr(rows, "named_rows", lambda names: named_rows(names)[:1])  # test_ablate.py trains others
