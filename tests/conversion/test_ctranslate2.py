@@ -57,6 +57,14 @@ def test_log_probabilities_are_those_of_the_model(overrides, tokenizer, tmp_path
     assert largest_difference(model, tokenizer, tmp_path / "model") < 1e-4
 
 
+def test_constraints_of_the_models_own_search_do_not_disturb_the_comparison(tokenizer, tmp_path):
+    model = strong_model(len(tokenizer))
+    model.generation_config.no_repeat_ngram_size = 1
+    agreement = write(model, tokenizer, tmp_path / "model")
+    assert agreement.equal == agreement.sentences > 0
+    assert model.generation_config.no_repeat_ngram_size == 1
+
+
 @pytest.mark.parametrize("row", rows_of_table_3())
 def test_every_row_of_table_3_converts(row, tokenizer, tmp_path):
     """In an eighth of its widths, which keeps their proportions."""

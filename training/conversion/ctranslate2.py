@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.kernels_vaswani import Int8Linear
@@ -142,8 +142,7 @@ def _compare(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokeni
         model = copy.deepcopy(model).to("cpu", torch.float32)
     batch, config = example_batch(model, tokenizer), model.config
     most = min(NEW_TOKENS, config.max_position_embeddings - 1)
-    search = {"num_beams": 1, "max_new_tokens": most, "max_extra_tokens": None, "max_length": None}
-    ids = model.generate(**batch, **search, forced_eos_token_id=None)[:, 1:]
+    ids = _greedy(model, batch, most)[:, 1:]
     labels = ids.masked_fill(ids == config.pad_token_id, -100)
     logits = model(**batch, labels=labels).logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
 
@@ -166,6 +165,16 @@ def _compare(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokeni
         greatest = max(greatest, float(expected.abs().max()))
     equal = sum(result.hypotheses[0] == own for result, own in zip(found, inner))
     return Agreement(len(inner), worst / max(greatest, 1.0), equal, "log probabilities")
+
+
+def _greedy(model: VaswaniForConditionalGeneration, batch: dict, most: int) -> torch.Tensor:
+    """Translate `batch` by at most so many tokens, without the constraints that the model's settings may have."""
+    settings, names = model.generation_config, ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    model.generation_config = GenerationConfig(**{name: getattr(settings, name) for name in names})
+    try:
+        return model.generate(**batch, max_new_tokens=most)
+    finally:
+        model.generation_config = settings
 
 
 def _check(model: VaswaniForConditionalGeneration) -> None:
