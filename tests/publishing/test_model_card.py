@@ -774,7 +774,9 @@ def test_a_card_of_this_repository_can_be_renewed_and_names_no_machine(path):
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.parent.name)
 def test_the_scoring_commands_of_a_card_of_this_repository_can_be_run(path, monkeypatch):
     """Up to where they read files: the options go together, and the metrics know the language."""
-    commands = re.findall(r"^ *(hf-vaswani score (?:.*\\\n)*.*)", path.read_text(), re.M)
+    text = path.read_text()
+    commands = re.findall(r"^ *(hf-vaswani score (?:.*\\\n)*.*)", text, re.M)
+    commands += re.findall(r"`(hf-vaswani score --model [^`]+)`", text)
     assert commands
     for command in commands:
         seen = []

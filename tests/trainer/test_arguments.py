@@ -240,7 +240,7 @@ def test_the_guides_recipe_is_valid(tmp_path):
     assert (model.vocab_size, data.train_files, training.parts_per_update) == (16000, ["train.en", "train.de"], 8)
 
 
-RECIPES = {"ablation_multi30k", "demo", "finetune", "multi30k_en_de", "multi30k_en_fr"}
+RECIPES = {"ablation_multi30k", "demo", "finetune", "multi30k_en_de", "multi30k_en_fr", "tatoeba_en_de"}
 PARSING = {"parsing_craft", "parsing_wsj", "parsing_wsj_semi"}
 WMT14 = {"wmt14_en_de_base", "wmt14_en_de_big", "wmt14_en_fr_base", "wmt14_en_fr_big"}
 
@@ -251,7 +251,7 @@ def test_the_recipes_are_all_there():
 
 @pytest.mark.parametrize("name", sorted(RECIPES | PARSING | WMT14))
 def test_a_recipe_makes_a_valid_run(name, monkeypatch):
-    for variable in ("MULTI30K", "CRAFT", "WSJ"):
+    for variable in ("MULTI30K", "CRAFT", "WSJ", "TATOEBA"):
         monkeypatch.setenv(variable, "/data")
     model, data, training = parse("--config", name)
     config = VaswaniConfig.from_table3(model.model, **(model.model_overrides or {}), vocab_size=model.vocab_size)

@@ -156,7 +156,9 @@ def test_evaluation_parses_as_the_command_does(trees, tmp_path, monkeypatch):
     """The search of an untrained model would leave the well-formed trees at once."""
     evaluated = []
     monkeypatch.setattr("training.trainer.trainer.bracket_f1", lambda trees, golds: evaluated.append(trees) or 50.0)
-    assert main(train_argv(trees, tmp_path / "run", "--max_steps", "4", "--eval_f1", *SEARCH)) == 0
+    words = train_argv(trees, tmp_path / "run", "--max_steps", "4", "--eval_f1", *SEARCH)
+    limit = words.index("--generation_max_length")
+    assert main([*words[:limit], *words[limit + 2 :]]) == 0  # trees of any length, as in the command
     source, output = tmp_path / "val.words", tmp_path / "val.parsed"
     source.write_text("".join(f"{toy.words}\n" for toy in TOYS["val"]), encoding="utf-8")
     model = str(tmp_path / "run" / "checkpoint-4")
