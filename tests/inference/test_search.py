@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.models import noisy_translator
-from training.inference.batches import by_threads, even_batches, share_of_batches, token_batches
+from training.inference.batches import by_threads, share_of_batches, token_batches
 from training.inference.forced_decoding import TokenTexts, id_log_probabilities
 from training.inference.search import Request, Sampling, Search
 from training.inference.translation import translate
@@ -155,26 +155,6 @@ def test_forced_decoding_does_not_depend_on_the_batch(model, tokenizer, requests
     for source, target, row in zip(sources, targets, together):
         [alone] = id_log_probabilities(model, tokenizer, [source], [target])
         assert row == pytest.approx(alone, abs=1e-4)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
-@pytest.mark.parametrize("count", [1, 2, 5, 40, 400])
-def test_batches_for_several_workers_are_whole_and_even(workers, count):
-    lengths = [1 + 7 * i % 23 for i in range(count)]
-    fewest, batches = list(token_batches(lengths, 100)), even_batches(lengths, 100, workers)
-    assert sorted(index for batch in batches for index in batch) == list(range(count))
-    tokens = [len(batch) * max(lengths[index] for index in batch) for batch in batches]
-    assert max(tokens) <= 100
-    if workers == 1:
-        assert batches == fewest
-    elif len(fewest) < 8 * workers:
-        assert len(fewest) <= len(batches) < len(fewest) + workers
-
-        def last_to_end(batches):
-            shares = [share_of_batches(batches, lengths, rank, workers) for rank in range(workers)]
-            return max(sum(len(batch) * max(lengths[i] for i in batch) for batch in share) for share in shares)
-
-        assert last_to_end(batches) <= last_to_end(fewest)
 
 
 def test_more_translations_than_beams_are_refused(model, tokenizer):

@@ -27,7 +27,7 @@ from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.checksums_vaswani import checksum, weight_files
 from hf_vaswani.decoding_vaswani import gnmt_length_penalty
 
-from ..inference.batches import by_threads, parallel_batches, share_of_batches
+from ..inference.batches import by_threads, share_of_batches
 from ..inference.checkpoint_files import CONFIG, TOKENIZER
 from ..inference.loading import find_checkpoint, load_checkpoint, source_limit
 from ..inference.search import Request, Search, Translation
@@ -99,10 +99,8 @@ class CTranslate2Search(Search):
     ) -> Iterator[tuple[int, list[Translation]]]:
         """Translate requests batch by batch, as many batches at once as torch has threads."""
         lengths = [len(request.ids) for request in requests]
-        cpu = torch.device("cpu")
-        workers = processes * parallel_batches(cpu)
-        batches = share_of_batches(self.batches(requests, workers), lengths, rank, processes)
-        results = by_threads(lambda batch: self([requests[i] for i in batch]), batches, cpu)
+        batches = share_of_batches(self.batches(requests), lengths, rank, processes)
+        results = by_threads(lambda batch: self([requests[i] for i in batch]), batches, torch.device("cpu"))
         for batch, translations in zip(batches, results):
             yield from zip(batch, translations)
 

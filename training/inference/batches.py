@@ -31,24 +31,6 @@ def token_batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
         yield batch
 
 
-def even_batches(lengths: list[int], budget: int, workers: int) -> list[list[int]]:
-    """As `token_batches`, but a few batches for several workers become smaller ones, a multiple of `workers`, so that
-    no worker waits for another's last batch.
-
-    >>> even_batches([1, 1, 1, 1], 3, workers=1), even_batches([1, 1, 1, 1], 3, workers=2)
-    ([[0, 1, 2], [3]], [[0, 1], [2, 3]])
-    """
-    batches = list(token_batches(lengths, budget))
-    if workers == 1 or len(batches) >= 8 * workers:  # the last ones matter little
-        return batches
-    wanted = -(-len(batches) // workers) * workers
-    for tokens in range(max(1, sum(lengths) // wanted), budget, max(1, budget // 64)):
-        even = list(token_batches(lengths, tokens))
-        if len(even) <= wanted:
-            return even
-    return batches
-
-
 def share_of_batches(batches: list[list[int]], lengths: list[int], rank: int, processes: int) -> list[list[int]]:
     """Share of the batches for one process. All shares have about the same number of tokens, padding included.
 
@@ -72,11 +54,6 @@ def share_of_batches(batches: list[list[int]], lengths: list[int], rank: int, pr
     return shares[rank]
 
 
-def parallel_batches(device: torch.device) -> int:
-    """Number of batches that `by_threads` works on at once."""
-    return torch.get_num_threads() if device.type == "cpu" else 1
-
-
 def by_threads(work: Callable[[Batch], Result], batches: list[Batch], device: torch.device) -> Iterator[Result]:
     """Apply `work` to each batch and yield the results in order.
 
@@ -89,7 +66,7 @@ def by_threads(work: Callable[[Batch], Result], batches: list[Batch], device: to
         device (`torch.device`): Device on which `work` runs.
     """
     threads = torch.get_num_threads()
-    workers = min(parallel_batches(device), len(batches))
+    workers = min(threads, len(batches)) if device.type == "cpu" else 1
     if workers < 2:
         yield from map(work, batches)
         return

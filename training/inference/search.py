@@ -20,7 +20,7 @@ from transformers import (
 
 from hf_vaswani import VaswaniConfig
 
-from .batches import by_threads, even_batches, parallel_batches, share_of_batches
+from .batches import by_threads, share_of_batches, token_batches
 from .checkpoint_files import GENERATION, check_search
 from .forced_decoding import TokenTexts, id_log_probabilities
 from .loading import position_limit
@@ -185,15 +185,15 @@ class Search:
         self.constraint: Callable[[list[Request]], LogitsProcessor] | None = None
         self.token_texts = TokenTexts(tokenizer)
 
-    def batches(self, requests: list[Request], workers: int = 1) -> list[list[int]]:
-        """Indices of requests in batches of similar source length and equal prefix length, for so many workers."""
+    def batches(self, requests: list[Request]) -> list[list[int]]:
+        """Indices of requests in batches of similar source length and equal prefix length."""
         groups = defaultdict(list)
         for index, request in enumerate(requests):
             groups[len(request.prefix)].append(index)
         return [
             [group[i] for i in batch]
             for group in groups.values()
-            for batch in even_batches([len(requests[i].ids) for i in group], self.batch_tokens, workers)
+            for batch in token_batches([len(requests[i].ids) for i in group], self.batch_tokens)
         ]
 
     def longest_output(self, source_tokens: int) -> int | None:
@@ -223,8 +223,7 @@ class Search:
             The index of a request and its translations, as returned by [`__call__`].
         """
         lengths = [len(request.ids) for request in requests]
-        workers = processes * parallel_batches(self.model.device)
-        batches = share_of_batches(self.batches(requests, workers), lengths, rank, processes)
+        batches = share_of_batches(self.batches(requests), lengths, rank, processes)
         with contextlib.ExitStack() as stack:
             for model in self.models:
                 stack.enter_context(getattr(model, "fixed_weights", contextlib.nullcontext)())
