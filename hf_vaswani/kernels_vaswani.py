@@ -248,7 +248,8 @@ def best_continuations(
     for start in range(0, rows, slice_rows):
         part = slice(start, start + slice_rows)
         wide = floats[: len(logits[part])]
-        wide[:, :vocabulary], wide[:, vocabulary:] = logits[part], -torch.inf
+        wide[:, :vocabulary] = logits[part]
+        wide[:, vocabulary:] = -torch.inf
         torch.amax(wide.unflatten(1, (GROUP, groups)), 1, out=maxima[part])
         torch.amax(maxima[part], 1, keepdim=True, out=highest[part])
         wide.sub_(highest[part]).clamp_(min=-80)  # exp(-80) adds nothing to 1, but numbers below 1e-38 take very long

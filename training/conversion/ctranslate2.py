@@ -169,11 +169,9 @@ def _compare(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokeni
 
 def _greedy(model: VaswaniForConditionalGeneration, batch: dict, most: int) -> torch.Tensor:
     """Translate `batch` by at most so many tokens, without the constraints that the model's settings may have."""
-    settings, names = (
-        model.generation_config,
-        ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
-    )
-    model.generation_config = GenerationConfig(**{name: getattr(settings, name) for name in names})
+    settings = model.generation_config
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    model.generation_config = GenerationConfig(**{name: getattr(settings, name) for name in ids})
     try:
         return model.generate(**batch, max_new_tokens=most)
     finally:
