@@ -4,7 +4,8 @@
   over one copy.
 - The cache is not reordered when beams change places. All beams of a sentence write into the same slots, and a mask
   marks each beam's own past. Slots that no beam sees any more are dropped from time to time.
-- Finished sentences leave the batch.
+- Finished sentences leave the batch. On a CPU, only as many sentences are in work as multiply fastest; the next ones of
+  the batch take the places of those that leave.
 - On a CPU, weights are packed once for all steps.
 
 The file reads bottom up: weights, decoders, greedy search, beam search.
@@ -12,7 +13,7 @@ The file reads bottom up: weights, decoders, greedy search, beam search.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -44,11 +45,12 @@ class DecoderWeights:
     Args:
         model (`VaswaniForConditionalGeneration`): Model with the weights.
         for_many_calls (`bool`): Take the time for what pays only if many calls of `generate()` share the weights.
+        for_few_rows (`bool`): Do not take the time for what pays only for more rows than a sentence or two have.
     """
 
     @torch.no_grad()
-    def __init__(self, model: nn.Module, for_many_calls: bool = False):
-        pack_layers = partial(pack, for_many_calls=for_many_calls)
+    def __init__(self, model: nn.Module, for_many_calls: bool = False, for_few_rows: bool = False):
+        pack_layers = partial(pack, for_many_calls=for_many_calls, for_few_rows=for_few_rows)
         self.layers = [LayerWeights(layer, pack_layers) for layer in model.model.decoder.layers]
         self.head = pack_layers(model.lm_head)
 
@@ -61,6 +63,7 @@ class StepDecoder:
         encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): The encoder's output.
         encoder_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 0 on padding.
         weights (`DecoderWeights`, *optional*): Packed weights of the model; packed here when not given.
+        at_once (`int`, *optional*): Greatest number of sentences in work, the first ones; by default all of them.
     """
 
     ROOM = 4  # steps to make room for when the cache is full
@@ -72,6 +75,7 @@ class StepDecoder:
         encoder_states: torch.Tensor,
         encoder_mask: torch.Tensor | None,
         weights: DecoderWeights | None = None,
+        at_once: int | None = None,
     ):
         config, decoder = model.config, model.model.decoder
         self.heads, self.d_k, self.d_v = config.num_heads, config.d_k, config.d_v
@@ -79,26 +83,21 @@ class StepDecoder:
         self.decoder = decoder
         weights = weights or DecoderWeights(model)
         self.layers, self.head = weights.layers, weights.head
-        self.sentences, self.vocab_size = len(encoder_states), config.vocab_size
-        self.device = encoder_states.device
+        self.sentences = min(len(encoder_states), at_once or len(encoder_states))  # in work
+        self.vocab_size, self.device = config.vocab_size, encoder_states.device
         self.dtype = attention_dtype(encoder_states)
         self.hidden_value = torch.finfo(self.dtype).min
 
-        self.source_mask = None  # (sentences, source), added to the scores
+        mask = None  # (all sentences, source), added to the scores
         if encoder_mask is not None and not encoder_mask.all():
-            self.source_mask = torch.zeros_like(encoder_mask, dtype=self.dtype)
-            self.source_mask.masked_fill_(encoder_mask == 0, self.hidden_value)
-        self.source_keys, self.source_values = [], []  # (sentences * heads, d_k, source), (..., source, d_v)
-        for layer in self.layers:
-            keys, values = (
-                layer.cross_keys_values(encoder_states)
-                .to(self.dtype)
-                .split((self.heads * self.d_k, self.heads * self.d_v), dim=-1)
-            )
-            self.source_keys.append(self._heads(keys, self.d_k).transpose(1, 2).contiguous())
-            self.source_values.append(self._heads(values, self.d_v))
+            mask = torch.zeros_like(encoder_mask, dtype=self.dtype)
+            mask.masked_fill_(encoder_mask == 0, self.hidden_value)
+        self.source_mask = None if mask is None else mask[: self.sentences].clone()
+        self.source = self._project(encoder_states[: self.sentences])
+        self.waiting_states = encoder_states[self.sentences :]
+        self.waiting_mask = None if mask is None else mask[self.sentences :]
 
-        self.length = 0  # steps taken
+        self.positions = torch.zeros(self.sentences, 1, dtype=torch.long, device=self.device)  # of the next token
         self.used = self.room = 0  # slots of the cache in use, and in all
         self.keys: list[torch.Tensor] = [self._slots(0, self.d_k) for _ in self.layers]
         self.values: list[torch.Tensor] = [self._slots(0, self.d_v) for _ in self.layers]
@@ -107,6 +106,25 @@ class StepDecoder:
         )  # (sentences, beams, slots)
         self.reach = config.decoder_reach  # of restricted self-attention (section 4)
         self.places = torch.empty(self.sentences, 0, dtype=torch.long, device=self.device)  # positions of the slots
+
+    @property
+    def waiting(self) -> int:
+        """Number of sentences that have not begun."""
+        return len(self.waiting_states)
+
+    def _project(self, encoder_states: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys `(sentences * heads, d_k, source)` and values `(sentences * heads, source, d_v)` for every layer."""
+        projected = []
+        for layer in self.layers:
+            keys, values = (
+                layer.cross_keys_values(encoder_states)
+                .to(self.dtype)
+                .split((self.heads * self.d_k, self.heads * self.d_v), dim=-1)
+            )
+            projected.append(
+                (self._heads(keys, self.d_k).transpose(1, 2).contiguous(), self._heads(values, self.d_v))
+            )
+        return projected
 
     def _slots(self, count: int, width: int) -> torch.Tensor:
         return torch.empty(self.sentences * self.heads, count, width, dtype=self.dtype, device=self.device)
@@ -147,19 +165,18 @@ class StepDecoder:
         own = torch.eye(beams, dtype=torch.bool, device=self.device).expand(self.sentences, -1, -1)
         self.visible = torch.cat((self.visible.expand(-1, beams, -1), own), dim=-1)
         if self.reach is not None:  # no later step sees what is out of reach now: `compact` drops it
-            self.places = F.pad(self.places, (0, beams), value=self.length)
-            self.visible = self.visible & (self.places >= self.length - self.reach)[:, None]
+            self.places = torch.cat((self.places, self.positions.expand(-1, beams)), dim=1)
+            self.visible = self.visible & (self.places >= self.positions - self.reach)[:, None]
         mask = self._mask(self.visible) if beams > 1 or self.reach is not None else None
         source_mask = None
         if self.source_mask is not None:
             source_mask = self.source_mask[:, None].expand(-1, self.heads, -1).flatten(0, 1)[:, None]
 
-        position = torch.full((1, 1), self.length, device=self.device)
         embedded = self.decoder.embed_tokens(tokens) * self.decoder.embed_scale
-        hidden = self.decoder.embed_positions(embedded, position).flatten(0, 1)  # (sentences * beams, d_model)
+        hidden = self.decoder.embed_positions(embedded, self.positions).flatten(0, 1)  # (sentences * beams, d_model)
         for index, layer in enumerate(self.layers):
             hidden = self._layer(index, layer, hidden, new, mask, source_mask)
-        self.length += 1
+        self.positions += 1
         return hidden
 
     def _layer(self, index, layer, hidden, new: slice, mask, source_mask) -> torch.Tensor:
@@ -176,7 +193,7 @@ class StepDecoder:
         hidden = layer.norms[0](hidden, layer.output(attended.to(hidden.dtype)))
 
         query = layer.cross_query(hidden).to(self.dtype)
-        attended = self._attend(query, beams, self.source_keys[index], self.source_values[index], source_mask)
+        attended = self._attend(query, beams, *self.source[index], source_mask)
         hidden = layer.norms[1](hidden, layer.cross_output(attended.to(hidden.dtype)))
         return layer.norms[2](hidden, layer.outer(layer.activation(layer.inner(hidden))))
 
@@ -200,14 +217,31 @@ class StepDecoder:
         """Continue each beam from another one, `parents` `(sentences, beams)`; there may be more beams than before."""
         self.visible = self.visible.gather(1, parents[..., None].expand(-1, -1, self.used))
 
+    def replace(self, ended: torch.Tensor) -> None:
+        """Put the next waiting sentences in the places of those that have `ended`."""
+        count = len(ended)
+        rows = self._rows(ended)
+        for old, new in zip(self.source, self._project(self.waiting_states[:count])):
+            for i in range(2):
+                old[i].index_copy_(0, rows, new[i])
+        self.waiting_states = self.waiting_states[count:]
+        if self.source_mask is not None:
+            self.source_mask[ended] = self.waiting_mask[:count]
+            self.waiting_mask = self.waiting_mask[count:]
+        self.visible[ended] = False
+        self.positions[ended] = 0
+
+    def _rows(self, sentences: torch.Tensor) -> torch.Tensor:
+        """Rows of all heads of some sentences."""
+        return (sentences[:, None] * self.heads + torch.arange(self.heads, device=self.device)).flatten()
+
     def compact(self, kept: torch.Tensor | None, beams: int) -> None:
         """Keep some sentences, all if `None`, with the slots that their beams see; make room for more steps."""
         visible = self.visible if kept is None else self.visible[kept]
         live = visible.any(1)  # (sentences, slots)
         used = int(live.sum(1).max()) if live.numel() else 0
         slots = live.int().argsort(dim=1, descending=True, stable=True)[:, :used]
-        rows = torch.arange(self.sentences, device=self.device) if kept is None else kept
-        rows = (rows[:, None] * self.heads + torch.arange(self.heads, device=self.device)).flatten()
+        rows = self._rows(torch.arange(self.sentences, device=self.device) if kept is None else kept)
         self.visible = visible.gather(2, slots[:, None].expand(-1, visible.shape[1], -1))
         if self.reach is not None:
             self.places = (self.places if kept is None else self.places[kept]).gather(1, slots)
@@ -222,9 +256,8 @@ class StepDecoder:
                     cache[index] = self._slots(self.room, old.shape[-1])
         if kept is None:
             return
-        for cache in (self.source_keys, self.source_values):
-            for index, old in enumerate(cache):
-                cache[index] = old.index_select(0, rows)
+        self.source = [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in self.source]
+        self.positions = self.positions[kept]
         if self.source_mask is not None:
             self.source_mask = self.source_mask[kept]
 
@@ -236,6 +269,10 @@ class EnsembleDecoder:
 
     def __init__(self, decoders: list[StepDecoder]):
         self.decoders, self.vocab_size = decoders, decoders[0].vocab_size
+
+    @property
+    def waiting(self) -> int:
+        return self.decoders[0].waiting
 
     def read(self, prompt: torch.Tensor) -> None:
         for decoder in self.decoders:
@@ -249,6 +286,10 @@ class EnsembleDecoder:
     def reorder(self, parents: torch.Tensor) -> None:
         for decoder in self.decoders:
             decoder.reorder(parents)
+
+    def replace(self, ended: torch.Tensor) -> None:
+        for decoder in self.decoders:
+            decoder.replace(ended)
 
     def compact(self, kept: torch.Tensor | None, beams: int) -> None:
         for decoder in self.decoders:
@@ -267,6 +308,7 @@ class ModelDecoder:
     """
 
     keeps_batch = True  # every row stays, in its place, to the end
+    waiting = 0
 
     def __init__(self, model: nn.Module, model_kwargs: dict, records: Sequence[str] = (), synced: bool = False):
         self.model, self.model_kwargs, self.synced = model, model_kwargs, synced
@@ -414,11 +456,13 @@ NEVER = -1e9  # log probability of a hypothesis that must not be chosen, as in t
 class Hypotheses:
     """Running and finished hypotheses of a beam search; the first dimension of every tensor is the sentence.
 
-    A history consists of tokens and, for each token behind the prompt, the row of the batch that it came from.
+    A history consists of tokens and, for each token behind the prompt, the row of the batch that it came from. A step
+    adds a column to all histories. Those of a sentence that began later have meaningless columns before their own.
     """
 
     index: torch.Tensor  # (sentences,), position of the sentence in the batch
     limits: torch.Tensor  # (sentences,), greatest number of tokens
+    starts: torch.Tensor  # (sentences,), column of the first token
     tokens: torch.Tensor  # (sentences, beams, length)
     origins: torch.Tensor  # (sentences, beams, length - prompt)
     scores: torch.Tensor  # (sentences, beams), log probabilities
@@ -429,16 +473,19 @@ class Hypotheses:
     improvable: torch.Tensor  # (sentences, 1), whether the search of the sentence goes on
 
     @classmethod
-    def at_prompt(cls, prompt: torch.Tensor, limits: torch.Tensor, beams: int) -> "Hypotheses":
+    def at_prompt(
+        cls, prompt: torch.Tensor, limits: torch.Tensor, index: torch.Tensor, beams: int, start: int = 0
+    ) -> "Hypotheses":
         """Put every beam at the prompt `(sentences, length)`; only the first counts, as all are the same."""
         sentences, device = len(prompt), prompt.device
         scores = torch.full((sentences, beams), NEVER, device=device)
         scores[:, 0] = 0
-        tokens = prompt[:, None].expand(-1, beams, -1)
-        origins = torch.empty(sentences, beams, 0, dtype=torch.int32, device=device)
+        tokens = F.pad(prompt, (start, 0))[:, None].expand(-1, beams, -1)
+        origins = torch.zeros(sentences, beams, start, dtype=torch.int32, device=device)
         return cls(
-            index=torch.arange(sentences, device=device),
+            index=index,
             limits=limits,
+            starts=torch.full_like(limits, start),
             tokens=tokens,
             origins=origins,
             scores=scores,
@@ -449,8 +496,33 @@ class Hypotheses:
             improvable=torch.ones(sentences, 1, dtype=torch.bool, device=device),
         )
 
+    def lengths(self, prompt: int) -> torch.Tensor:
+        """Number of tokens behind the prompt of so many tokens, `(sentences, 1)`."""
+        return (self.tokens.shape[-1] - prompt - self.starts)[:, None]
+
     def select(self, kept: torch.Tensor) -> "Hypotheses":
         return Hypotheses(*(getattr(self, field.name)[kept] for field in fields(self)))
+
+    def replace(self, ended: torch.Tensor, new: "Hypotheses") -> None:
+        for field in fields(self):
+            getattr(self, field.name)[ended] = getattr(new, field.name)
+
+    def from_start(self, fill: int) -> "Hypotheses":
+        """The same finished hypotheses, with every history from the first column on and `fill` behind it."""
+        moved = {"starts": torch.zeros_like(self.starts)}
+        for name, fill in (("finished_tokens", fill), ("finished_origins", -1)):
+            histories = getattr(self, name)
+            columns = self.starts[:, None, None] + torch.arange(histories.shape[-1], device=histories.device)
+            columns = columns.expand(-1, histories.shape[1], -1)
+            inside = columns < histories.shape[-1]
+            moved[name] = torch.where(inside, histories.gather(2, columns.clamp(max=histories.shape[-1] - 1)), fill)
+        return replace(self, **moved)
+
+    def without_first(self, columns: int) -> "Hypotheses":
+        """Drop the first columns of all histories."""
+        names = ("tokens", "origins", "finished_tokens", "finished_origins")
+        shorter = {name: getattr(self, name)[..., columns:] for name in names}
+        return replace(self, starts=self.starts - columns, **shorter)
 
 
 class Candidates(NamedTuple):
@@ -477,6 +549,7 @@ class BeamSearch:
     """
 
     LEAVE = 0.95  # finished sentences leave when no more than this share of the batch goes on
+    REPLACE = 0.9  # waiting ones take their places when no more than this share goes on
 
     def __init__(
         self,
@@ -509,7 +582,8 @@ class BeamSearch:
         """
         decoder.read(prompt)
         self.prompt, self.eos = prompt.shape[1], self.eos.to(prompt.device)
-        state, ended = Hypotheses.at_prompt(prompt, limits, self.beams), []
+        index = torch.arange(len(prompt) - decoder.waiting, device=prompt.device)
+        state, ended = Hypotheses.at_prompt(prompt[index], limits[index], index, self.beams), []
         while True:
             candidates = self._candidates(state, *self._best(state, decoder))
             self._collect_finished(state, candidates)
@@ -524,13 +598,27 @@ class BeamSearch:
                 continue
             state.improvable &= ~full & ~stuck
             going_on = int(state.improvable.sum())
-            if not going_on:
-                return self._outputs([*ended, state])
-            if going_on <= self.LEAVE * len(state.index):
-                kept = state.improvable[:, 0].nonzero()[:, 0]
-                ended.append(state.select((~state.improvable[:, 0]).nonzero()[:, 0]))
-                state = state.select(kept)
-                decoder.compact(kept, self.beams)
+            if not going_on and not decoder.waiting:
+                return self._outputs([*ended, state.from_start(self.fill)])
+            if going_on <= (self.REPLACE if decoder.waiting else self.LEAVE) * len(state.index):
+                finished = (~state.improvable[:, 0]).nonzero()[:, 0]
+                ended.append(state.select(finished).from_start(self.fill))
+                state = self._replaced(state, finished, decoder, prompt, limits)
+
+    def _replaced(self, state: Hypotheses, finished, decoder: Decoder, prompt, limits) -> Hypotheses:
+        """Put waiting sentences in the places of finished ones; where none wait, those left over leave."""
+        index = torch.arange(len(prompt) - decoder.waiting, len(prompt), device=prompt.device)[: len(finished)]
+        if len(index):
+            start = state.tokens.shape[-1] - self.prompt
+            new = Hypotheses.at_prompt(prompt[index], limits[index], index, self.beams, start)
+            state.replace(finished[: len(index)], new)
+            decoder.replace(finished[: len(index)])
+            state = state.without_first(min(int(state.starts.min()), start - 1))
+        if len(index) < len(finished):
+            kept = state.improvable[:, 0].nonzero()[:, 0]
+            state = state.select(kept)
+            decoder.compact(kept, self.beams)
+        return state
 
     def _best(self, state: Hypotheses, decoder: Decoder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Choose the best continuations by one token, enough for all beams to go on when some of them end.
@@ -567,7 +655,7 @@ class BeamSearch:
             ends = torch.isin(tokens[..., -1], self.eos)
         else:
             ends = self.criteria(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
-        return ends | (tokens.shape[-1] - 1 >= state.limits)[:, None]
+        return ends | (tokens.shape[-1] - 1 - state.starts >= state.limits)[:, None]
 
     def _collect_finished(self, state: Hypotheses, candidates: Candidates) -> None:
         """Merge the candidates that end here into the best finished hypotheses.
@@ -578,7 +666,7 @@ class BeamSearch:
         in_beam = torch.arange(self.candidates, device=candidates.ends.device) < self.beams
         finishes = candidates.ends & in_beam
         full = state.is_finished.all(-1, keepdim=True) & (self.config.early_stopping is True)
-        scores = candidates.scores / self._penalty(candidates.tokens.shape[-1] - self.prompt)
+        scores = candidates.scores / self._penalty(state.lengths(self.prompt) + 1)
         for excluded in (full, ~state.improvable, ~finishes):
             scores = scores + excluded * NEVER
 
@@ -596,7 +684,7 @@ class BeamSearch:
         state.tokens, state.origins = _gather(candidates.tokens, best), _gather(candidates.origins, best)
         decoder.reorder(candidates.parents.gather(1, best))
 
-    def _penalty(self, length: int | torch.Tensor) -> float | torch.Tensor:
+    def _penalty(self, length: torch.Tensor) -> torch.Tensor:
         """Divisor of the log probability of a hypothesis of so many tokens behind the prompt."""
         return gnmt_length_penalty(length, self.alpha) if self.is_gnmt else length**self.alpha
 
@@ -608,16 +696,16 @@ class BeamSearch:
         negative exponent. It has to beat the last of the hypotheses to return. The form `"length"` follows
         transformers' heuristic, which depends on `early_stopping`.
         """
-        length = state.tokens.shape[-1] - self.prompt
+        length = state.lengths(self.prompt)
         best, finished = state.scores[:, :1], state.finished_scores
         if self.is_gnmt:
-            soonest = torch.full_like(state.limits, length + 1)
-            latest = torch.maximum(state.limits + 1 - self.prompt, soonest)
+            soonest = length + 1
+            latest = torch.maximum(state.limits[:, None] + 1 - self.prompt, soonest)
             ending = latest if self.alpha >= 0 else soonest
             wanted = self.config.num_return_sequences
-            return best / self._penalty(ending)[:, None] > finished[:, wanted - 1 : wanted]
+            return best / self._penalty(ending) > finished[:, wanted - 1 : wanted]
         if self.config.early_stopping == "never" and self.alpha > 0:
-            length = self.config.max_length - self.prompt
+            length = torch.full_like(length, self.config.max_length - self.prompt)
         worst = torch.where(state.is_finished, finished.min(dim=1, keepdim=True).values, NEVER)
         return (best / self._penalty(length) > worst).any(-1, keepdim=True)
 

@@ -84,6 +84,8 @@ ROW_WISE_PROCESSORS = {
 PLAIN_MODULES = {Int8Linear, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList}
 # Model inputs that the fast loops support.
 ORDINARY_INPUTS = {"attention_mask", "decoder_input_ids", "encoder_outputs", "input_ids", "logits_to_keep"}
+ROWS = 256  # beams in work at once on a CPU: more multiply no faster
+FEW_ROWS = 4  # beams in work that multiply as fast with weights as they are
 KNOWN_CRITERIA = {MaxLengthCriteria, EosTokenCriteria}
 # Fields of the generation configuration that this model adds, and their defaults.
 OWN_FIELDS = {"length_penalty_form": "length", "max_extra_tokens": None, "fast_decoding": True}
@@ -322,7 +324,9 @@ class VaswaniGenerationMixin(GenerationMixin):
             loop = (logits_processor, stopping_criteria, generation_config, search, model_kwargs)
             return self._beam_search_by_the_model(prompt, limits, *loop)
 
-        decoder = self._step_decoder(search.ensemble, inputs_tensor, model_kwargs, beams)
+        is_whole = beams == 1 or prompt.shape[1] > 1 or logits_processor or prompt.device.type != "cpu"
+        at_once = None if is_whole else max(1, ROWS // beams)
+        decoder = self._step_decoder(search.ensemble, inputs_tensor, model_kwargs, beams, at_once)
         if beams == 1:
             eos, pad = end_tokens(generation_config).to(prompt.device), generation_config.pad_token_id
             return greedy_search(decoder, prompt, limits, eos, logits_processor, int(eos[0] if pad is None else pad))
@@ -334,13 +338,19 @@ class VaswaniGenerationMixin(GenerationMixin):
             sequences=sequences, sequences_scores=scores, beam_indices=beam_indices
         )
 
-    def _step_decoder(self, ensemble, inputs_tensor, model_kwargs: dict, beams: int) -> StepDecoder | EnsembleDecoder:
+    def _step_decoder(
+        self, ensemble, inputs_tensor, model_kwargs: dict, beams: int, at_once: int | None
+    ) -> StepDecoder | EnsembleDecoder:
         """Decoder of a batch, every sentence of which `generate()` has repeated for each of its beams."""
         mask = model_kwargs.get("attention_mask")
         mask = None if mask is None else mask[::beams]
         states = [(self, model_kwargs["encoder_outputs"][0][::beams])]
         states += [(model, model.get_encoder()(inputs_tensor, attention_mask=mask)[0]) for model in ensemble]
-        decoders = [StepDecoder(model, own, mask, PACKED.get(model, (0, None))[1]) for model, own in states]
+        few = self.device.type == "cpu" and len(states[0][1]) * beams <= FEW_ROWS
+        decoders = []
+        for model, own in states:
+            weights = PACKED.get(model, (0, None))[1] or DecoderWeights(model, for_few_rows=few)
+            decoders.append(StepDecoder(model, own, mask, weights, at_once))
         return EnsembleDecoder(decoders) if ensemble else decoders[0]
 
     def _beam_search_by_the_model(

@@ -198,11 +198,16 @@ class PackedLinear:
         return F.linear(inputs, self.weight, self.bias)
 
 
-def pack(*layers: nn.Module, for_many_calls: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+def pack(
+    *layers: nn.Module, for_many_calls: bool = False, for_few_rows: bool = False
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Join linear layers, `nn.Linear` or `Int8Linear`, into one function with concatenated outputs.
 
-    Packing 8-bit weights takes as long as a few sentences, so it is done only `for_many_calls` of `generate()`.
+    Packing 8-bit weights takes as long as a few sentences, so it is done only `for_many_calls` of `generate()`. Few
+    rows multiply as fast with float32 weights as they are.
     """
+    if for_few_rows and all(type(layer) is nn.Linear and layer.weight.dtype == torch.float32 for layer in layers):
+        return layers[0] if len(layers) == 1 else lambda inputs: torch.cat([layer(inputs) for layer in layers], dim=-1)
     if len({(type(layer), layer.bias is None) for layer in layers}) > 1:
         parts = [pack(layer, for_many_calls=for_many_calls) for layer in layers]
         return lambda inputs: torch.cat([part(inputs) for part in parts], dim=-1)
@@ -321,9 +326,7 @@ class Int8Linear(nn.Module):
             raise RuntimeError("8-bit layers are for inference: they have no gradients.")
         integers, scale = quantize_rows(inputs.reshape(-1, self.in_features))
         outputs = torch._int_mm(integers, self.weight).float().mul_(self.scale)
-        outputs.mul_(scale)
-        if self.bias is not None:
-            outputs.add_(self.bias)
+        outputs = outputs.mul_(scale) if self.bias is None else torch.addcmul(self.bias, outputs, scale)
         return outputs.unflatten(0, inputs.shape[:-1]).to(inputs.dtype)
 
     def extra_repr(self) -> str:
@@ -352,9 +355,7 @@ class PackedInt8Linear:
             *(integers, 1.0, 0, self.weight, self.scale, self.zeros, None),
             *(1.0, 0, torch.float32, "none", [], ""),
         )
-        outputs.mul_(scale)
-        if self.bias is not None:
-            outputs.add_(self.bias)
+        outputs = outputs.mul_(scale) if self.bias is None else torch.addcmul(self.bias, outputs, scale)
         return outputs.unflatten(0, inputs.shape[:-1]).to(inputs.dtype)
 
 
