@@ -70,6 +70,79 @@ def _float32_attention(attention: Callable, module: nn.Module, query, key, value
     return outputs.to(query.dtype), weights
 
 
+def linear_layers(inputs: torch.Tensor, *layers: nn.Linear) -> list[torch.Tensor]:
+    """Outputs of several linear layers of the same inputs, `(..., in_features)`, each `(..., out_features)`.
+
+    Training in bfloat16 on a CPU computes them as one product, in float32's place under autocast.
+    """
+    weight = layers[0].weight
+    is_bfloat16 = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
+    if (
+        is_bfloat16 != torch.bfloat16
+        or inputs.device.type != "cpu"
+        or not torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or not all(is_plain_product(layer) for layer in layers)
+    ):
+        return [layer(inputs) for layer in layers]
+    has_bias = layers[0].bias is not None
+    parameters = [layer.weight for layer in layers] + ([layer.bias for layer in layers] if has_bias else [])
+    return list(JoinedProducts.apply(inputs, len(layers), *parameters))
+
+
+def rounded_up(rows: int) -> int:
+    """Round a number of rows up by at most an eighth, to one of eight numbers between two powers of two.
+
+    oneDNN compiles a kernel for each shape of a product. It takes as long as a product of a small model.
+    """
+    step = max(16, 2 ** (rows - 1).bit_length() // 16)
+    return -(-rows // step) * step
+
+
+def padded_rows(states: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Join tensors `(..., features)` along their features, in `dtype`, as a matrix with rows of zeros at its end."""
+    rows = states[0].shape[:-1].numel()
+    padded = states[0].new_empty(rounded_up(rows), sum(part.shape[-1] for part in states), dtype=dtype)
+    padded[rows:] = 0
+    for place, part in zip(padded[:rows].split([part.shape[-1] for part in states], dim=1), states, strict=True):
+        place.view(part.shape).copy_(part)
+    return padded
+
+
+class JoinedProducts(torch.autograd.Function):
+    """Several linear layers of the same inputs in bfloat16 as one product of few different shapes."""
+
+    @staticmethod
+    def forward(ctx, inputs, count, *parameters):
+        weights, biases = parameters[:count], parameters[count:]
+        weight = torch.cat([weight.to(torch.bfloat16) for weight in weights])
+        bias = torch.cat([bias.to(torch.bfloat16) for bias in biases]) if biases else None
+        padded = padded_rows([inputs], torch.bfloat16)
+        outputs = F.linear(padded, weight, bias)[: inputs.shape[:-1].numel()]
+        ctx.save_for_backward(padded, weight)
+        ctx.shape, ctx.dtype, ctx.biases = inputs.shape, inputs.dtype, len(biases)
+        ctx.parameters = [(weight.dtype, len(weight)) for weight in weights]
+        ctx.set_materialize_grads(True)
+        return tuple(
+            part.unflatten(0, inputs.shape[:-1]) for part in outputs.split([len(weight) for weight in weights], dim=1)
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        padded, weight = ctx.saved_tensors
+        widths = [width for _, width in ctx.parameters]
+        grad = padded_rows(grads, torch.bfloat16)
+        grad_inputs = None
+        if ctx.needs_input_grad[0]:
+            rows = ctx.shape[:-1].numel()
+            grad_inputs = (grad @ weight)[:rows].view(ctx.shape).to(ctx.dtype)
+        grad_weights = (grad.t() @ padded).split(widths)
+        grad_biases = grad.sum(0).split(widths) if ctx.biases else ()
+        dtype = ctx.parameters[0][0]
+        return grad_inputs, None, *(part.to(dtype) for part in (*grad_weights, *grad_biases))
+
+
 def projected_cross_entropy(
     hidden_states: torch.Tensor, projection: nn.Linear, labels: torch.Tensor, epsilon: float, ignored: int
 ) -> torch.Tensor:
