@@ -193,7 +193,7 @@ class VaswaniAttention(nn.Module):
         if name == "sdpa":
             is_in_blocks = attention_mask is not None and attention_mask.dim() == 2
             attention = attention_in_blocks if is_in_blocks else attention
-            attention = fastest_attention(attention, eager_attention_forward, query, key)
+            attention = fastest_attention(attention, query, key, kwargs["dropout"])
         return attention(self, query, key, value, attention_mask, **kwargs)
 
     @staticmethod
