@@ -244,6 +244,7 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     """
 
     SLICE = 512  # positions: large enough for full-speed matrix products, small enough for the cache
+    BFLOAT16_SLICE = 2048  # on a CPU, where adding up the weight's gradients in float32 costs as much as a product
 
     @staticmethod
     def forward(ctx, hidden_states, weight, labels, epsilon):
@@ -254,7 +255,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
         count = len(hidden_states)
-        if device == "cpu" and dtype == torch.bfloat16:  # the rows of zeros at its end add nothing to the gradients
+        in_bfloat16 = device == "cpu" and dtype == torch.bfloat16
+        if in_bfloat16:  # the rows of zeros at its end add nothing to the gradients
             hidden_states = padded_rows([hidden_states], dtype)
         padded_labels = F.pad(labels, (0, len(hidden_states) - count))
         mean_weight = weight.float().mean(0)
@@ -262,23 +264,17 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
         loss = hidden_states.new_zeros((), dtype=torch.float32)
         # The same memory for every slice: fresh pages would cost as much as a matrix product.
-        products = hidden_states.new_empty(SmoothedCrossEntropy.SLICE, len(weight))
-        floats = products if dtype == torch.float32 else torch.empty_like(products, dtype=torch.float32)
-        for start in range(0, len(hidden_states), SmoothedCrossEntropy.SLICE):
-            rows = slice(start, start + SmoothedCrossEntropy.SLICE)
+        size = SmoothedCrossEntropy.BFLOAT16_SLICE if in_bfloat16 else SmoothedCrossEntropy.SLICE
+        products = hidden_states.new_empty(min(size, len(hidden_states)), len(weight))
+        for start in range(0, len(hidden_states), size):
+            rows = slice(start, start + size)
             hidden, label = hidden_states[rows], padded_labels[rows]
-            product, logits = products[: len(hidden)], floats[: len(hidden)]
-            torch.mm(hidden, weight.t(), out=product)
-            if logits is not product:
-                logits.copy_(product)
-            gold = logits.gather(-1, label[:, None])[:, 0]
-            highest = logits.amax(-1, keepdim=True)
-            exponentials = logits.sub_(highest).exp_()
-            total = exponentials.sum(-1, keepdim=True)
+            product = torch.mm(hidden, weight.t(), out=products[: len(hidden)])
+            gold = product.gather(-1, label[:, None])[:, 0].float()
+            highest, total = softmax_numerators_(product)
             lse = (highest + total.log())[:, 0]
             loss += (lse - gold + epsilon * (gold - hidden.float() @ mean_weight))[: count - start].sum()
-            if needs_grad:
-                product.copy_(exponentials)  # softmax times `total`: dividing afterwards is cheaper
+            if needs_grad:  # softmax is `product / total`: dividing afterwards is cheaper
                 grad_hidden[rows] = (product @ weight).float() / total
                 if dtype == grad_weight.dtype:
                     grad_weight.addmm_(product.t(), hidden / total)
@@ -297,6 +293,27 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_loss):
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad_loss, grad_weight * grad_loss, None, None
+
+
+def softmax_numerators_(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Replace logits `(positions, V)` by their exponentials less the greatest, computed in float32.
+
+    Returns:
+        The greatest logit and the sum of the exponentials, each `(positions, 1)` in float32.
+    """
+    in_place = logits.dtype == torch.float32
+    rows = len(logits) if in_place or logits.device.type != "cpu" else max(1, IN_CACHE // logits.shape[1])
+    highest = logits.new_empty(len(logits), 1, dtype=torch.float32)
+    total = torch.empty_like(highest)
+    floats = None if in_place else logits.new_empty(rows, logits.shape[1], dtype=torch.float32)
+    for start in range(0, len(logits), rows):
+        part = slice(start, start + rows)
+        wide = logits[part] if in_place else floats[: len(logits[part])].copy_(logits[part])
+        torch.amax(wide, -1, keepdim=True, out=highest[part])
+        torch.sum(wide.sub_(highest[part]).exp_(), -1, keepdim=True, out=total[part])
+        if not in_place:
+            logits[part] = wide
+    return highest, total
 
 
 class PackedLinear:
