@@ -124,77 +124,83 @@ def _float32_attention(attention: Callable, module: nn.Module, query, key, value
     return outputs.to(query.dtype), weights
 
 
-def linear_layers(inputs: torch.Tensor, *layers: nn.Linear) -> list[torch.Tensor]:
-    """Outputs of several linear layers of the same inputs, `(..., in_features)`, each `(..., out_features)`.
+def linear_layers(inputs: torch.Tensor, *layers: nn.Module) -> Sequence[torch.Tensor]:
+    """Compute `[layer(inputs) for layer in layers]`, when training in bfloat16 on a CPU as one product.
 
-    Training in bfloat16 on a CPU computes them as one product, in float32's place under autocast.
+    Args:
+        inputs (`torch.Tensor` of shape `(..., in_features)`): Inputs of all layers.
+        *layers (`nn.Linear`): Linear layers; ones that are adapted or quantised are called as they are.
+
+    Returns:
+        Outputs of each layer, `(..., out_features)`.
     """
-    weight = layers[0].weight
-    is_bfloat16 = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
     if (
-        is_bfloat16 != torch.bfloat16
-        or inputs.device.type != "cpu"
+        inputs.device.type != "cpu"
         or not torch.is_grad_enabled()
         or torch.compiler.is_compiling()
         or not all(is_plain_product(layer) for layer in layers)
+        or {product_dtype(layer.weight) for layer in layers} != {torch.bfloat16}
+        or len({layer.bias is None for layer in layers}) > 1
     ):
         return [layer(inputs) for layer in layers]
-    has_bias = layers[0].bias is not None
-    parameters = [layer.weight for layer in layers] + ([layer.bias for layer in layers] if has_bias else [])
-    return list(JoinedProducts.apply(inputs, len(layers), *parameters))
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return JoinedProducts.apply(inputs, len(layers), *(layer.weight for layer in layers), *biases)
 
 
-def rounded_up(rows: int) -> int:
-    """Round a number of rows up by at most an eighth, to one of eight numbers between two powers of two.
-
-    oneDNN compiles a kernel for each shape of a product. It takes as long as a product of a small model.
-    """
-    step = max(16, 2 ** (rows - 1).bit_length() // 16)
-    return -(-rows // step) * step
-
-
-def padded_rows(states: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Join tensors `(..., features)` along their features, in `dtype`, as a matrix with rows of zeros at its end."""
-    rows = states[0].shape[:-1].numel()
-    padded = states[0].new_empty(rounded_up(rows), sum(part.shape[-1] for part in states), dtype=dtype)
-    padded[rows:] = 0
-    for place, part in zip(padded[:rows].split([part.shape[-1] for part in states], dim=1), states, strict=True):
-        place.view(part.shape).copy_(part)
-    return padded
+def product_dtype(weight: torch.Tensor) -> torch.dtype:
+    """Type in which products with a weight are computed: that of autocast, if it is on."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 class JoinedProducts(torch.autograd.Function):
-    """Several linear layers of the same inputs in bfloat16 as one product of few different shapes."""
+    """Several linear layers of the same inputs as one product in bfloat16, whose gradients are two products.
+
+    oneDNN compiles a kernel for each new shape of a product, which takes as long as the product in a small model. So
+    the number of rows is rounded up. The rows of zeros cost no pass of their own: inputs and gradients are copied in
+    any case, to join them or to change their type.
+    """
 
     @staticmethod
     def forward(ctx, inputs, count, *parameters):
+        """Outputs of `count` layers, of `inputs` `(..., in_features)` and the weights and then the biases, if any, of
+        all layers."""
         weights, biases = parameters[:count], parameters[count:]
         weight = torch.cat([weight.to(torch.bfloat16) for weight in weights])
         bias = torch.cat([bias.to(torch.bfloat16) for bias in biases]) if biases else None
-        padded = padded_rows([inputs], torch.bfloat16)
-        outputs = F.linear(padded, weight, bias)[: inputs.shape[:-1].numel()]
-        ctx.save_for_backward(padded, weight)
-        ctx.shape, ctx.dtype, ctx.biases = inputs.shape, inputs.dtype, len(biases)
-        ctx.parameters = [(weight.dtype, len(weight)) for weight in weights]
-        ctx.set_materialize_grads(True)
-        return tuple(
-            part.unflatten(0, inputs.shape[:-1]) for part in outputs.split([len(weight) for weight in weights], dim=1)
-        )
+        rows = padded_rows([inputs], torch.bfloat16)
+        ctx.save_for_backward(rows, weight)
+        ctx.shape, ctx.dtype, ctx.weight_dtype = inputs.shape, inputs.dtype, weights[0].dtype
+        ctx.widths, ctx.has_bias = [len(weight) for weight in weights], bias is not None
+        outputs = F.linear(rows, weight, bias)[: inputs.shape[:-1].numel()]
+        return tuple(part.unflatten(0, inputs.shape[:-1]) for part in outputs.split(ctx.widths, dim=1))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        padded, weight = ctx.saved_tensors
-        widths = [width for _, width in ctx.parameters]
-        grad = padded_rows(grads, torch.bfloat16)
-        grad_inputs = None
+        rows, weight = ctx.saved_tensors
+        grad, grad_inputs = padded_rows(grads, torch.bfloat16), None
         if ctx.needs_input_grad[0]:
-            rows = ctx.shape[:-1].numel()
-            grad_inputs = (grad @ weight)[:rows].view(ctx.shape).to(ctx.dtype)
-        grad_weights = (grad.t() @ padded).split(widths)
-        grad_biases = grad.sum(0).split(widths) if ctx.biases else ()
-        dtype = ctx.parameters[0][0]
-        return grad_inputs, None, *(part.to(dtype) for part in (*grad_weights, *grad_biases))
+            grad_inputs = (grad @ weight)[: ctx.shape[:-1].numel()].view(ctx.shape).to(ctx.dtype)
+        parts = (grad.t() @ rows).split(ctx.widths)
+        parts += grad.sum(0).split(ctx.widths) if ctx.has_bias else ()
+        return grad_inputs, None, *(part.to(ctx.weight_dtype) for part in parts)
+
+
+def padded_rows(states: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Join tensors `(..., features)` along their features as a matrix in `dtype`, with rows of zeros at its end."""
+    count, widths = states[0].shape[:-1].numel(), [part.shape[-1] for part in states]
+    rows = states[0].new_empty(rounded_up(count), sum(widths), dtype=dtype)
+    rows[count:] = 0
+    for place, part in zip(rows[:count].split(widths, dim=1), states, strict=True):
+        place.view(part.shape).copy_(part)
+    return rows
+
+
+def rounded_up(count: int) -> int:
+    """Round a number up, by at most an eighth, to one of eight between two powers of two, or to a multiple of 16."""
+    step = max(16, 2 ** (count - 1).bit_length() // 16)
+    return -(-count // step) * step
 
 
 def projected_cross_entropy(
@@ -251,11 +257,10 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         """Sum of the losses, float32, of `hidden_states` `(positions, d_model)`, `weight` `(V, d_model)` and `labels`
         `(positions,)`."""
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        device = hidden_states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        dtype = product_dtype(weight)
         hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
         count = len(hidden_states)
-        in_bfloat16 = device == "cpu" and dtype == torch.bfloat16
+        in_bfloat16 = hidden_states.device.type == "cpu" and dtype == torch.bfloat16
         if in_bfloat16:  # the rows of zeros at its end add nothing to the gradients
             hidden_states = padded_rows([hidden_states], dtype)
         padded_labels = F.pad(labels, (0, len(hidden_states) - count))
@@ -539,6 +544,7 @@ __all__ = [
     "fastest_attention",
     "has_fused_int8",
     "is_plain_product",
+    "linear_layers",
     "pack",
     "projected_cross_entropy",
     "quantize_linear_layers",
