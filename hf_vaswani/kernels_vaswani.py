@@ -29,37 +29,91 @@ def dropout(hidden_states: torch.Tensor, p: float, training: bool) -> torch.Tens
     count = hidden_states.numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     dropped = min(round(p * 2**16), 2**16 - 1)  # of the 2¹⁶ values
-    kept = words.view(torch.int16)[:count].view(hidden_states.shape) >= dropped - 2**15
-    return hidden_states * kept.to(hidden_states.dtype).mul_(2**16 / (2**16 - dropped))
+    kept = torch.empty(hidden_states.shape, dtype=hidden_states.dtype)  # ones and zeros: faster than booleans
+    torch.ge(words.view(torch.int16)[:count].view(hidden_states.shape), dropped - 2**15, out=kept)
+    return hidden_states * kept.mul_(2**16 / (2**16 - dropped))
 
 
-def fastest_attention(fused: Callable, plain: Callable, query: torch.Tensor, key: torch.Tensor) -> Callable:
+def fastest_attention(fused: Callable, query: torch.Tensor, key: torch.Tensor, dropout: float) -> Callable:
     """Choose the fastest way on a CPU to compute `fused`, the attention function of `sdpa`, with its gradients.
 
-    Short sentences take the matrix products of `plain`, which need half the time. In bfloat16, gradients take eight
-    times as long as in float32, so attention is computed in float32. Without gradients the choice is `fused`.
+    Short sentences take plain matrix products, which need half the time. In bfloat16, gradients take eight times as
+    long as in float32, so attention is computed in float32. Without gradients the choice is `fused`.
 
     Args:
-        fused, plain (`Callable`): Attention functions in the form of `ALL_ATTENTION_FUNCTIONS`.
+        fused (`Callable`): Attention function in the form of `ALL_ATTENTION_FUNCTIONS`.
         query (`torch.Tensor` of shape `(batch, h, queries, d_k)`), key (`(batch, h, keys, d_k)`): Projected heads.
+        dropout (`float`): Probability with which a weight is dropped.
     """
     if query.device.type != "cpu" or not torch.is_grad_enabled():
         return fused
-    is_short = query.shape[2] * key.shape[2] <= SHORT**2 and not torch.compiler.is_compiling()
-    attention = partial(_plain_attention, plain) if is_short else fused
-    return partial(_float32_attention, attention) if query.dtype == torch.bfloat16 else attention
+    is_short = query.shape[2] * key.shape[2] <= SHORT**2
+    if is_short and not dropout and not torch.compiler.is_compiling():
+        return _short_attention
+    return partial(_float32_attention, fused) if query.dtype == torch.bfloat16 else fused
 
 
-def _plain_attention(plain: Callable, module: nn.Module, query, key, value, attention_mask, **kwargs):
-    """`plain` with the masks of `sdpa`: booleans, true on keys that count; numbers to add; or none, where all keys
-    count, or all earlier ones."""
+def _short_attention(module: nn.Module, query, key, value, attention_mask, scaling: float, **kwargs):
+    """`ShortAttention` with the masks of `sdpa`: booleans, true on keys that count; numbers to add; or none, where
+    all keys count, or all earlier ones."""
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is None and module.is_causal and queries > 1:
-        attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
+        attention_mask = torch.ones(queries, keys, dtype=torch.bool).tril()[None, None]
     if attention_mask is not None and attention_mask.dtype == torch.bool:
-        attention_mask = (~attention_mask).to(query.dtype) * torch.finfo(query.dtype).min
-    outputs, _ = plain(module, query, key, value, attention_mask, **kwargs)
-    return outputs, None
+        attention_mask = (~attention_mask).float() * torch.finfo(torch.float32).min
+    with torch.autocast("cpu", enabled=False):
+        return ShortAttention.apply(query, key, value, attention_mask, scaling), None
+
+
+class ShortAttention(torch.autograd.Function):
+    """Scaled dot-product attention of short sentences (section 3.2.1) by plain products, in float32 on a CPU.
+
+    With `P = softmax(s Q Kᵀ + mask)` and outputs `O = P V` of gradient `dO`, the gradients are `dV = Pᵀ dO` and, with
+    `dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O))`, `dQ = s dS K` and `dK = s dSᵀ Q`.
+
+    Softmax takes ten times as long for fewer than 16 numbers, the width of a register. So keys are padded to 16.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, mask, scaling):
+        """Outputs `(batch, queries, h, d_v)` of `query` `(batch, h, queries, d_k)`, `key` `(batch, h, keys, d_k)`,
+        `value` `(batch, h, keys, d_v)` and `mask`, numbers to add that fit `(batch, h, queries, keys)`, or `None`."""
+        (batch, h, queries, _), keys = query.shape, key.shape[2]
+        width = max(keys, 16)
+        q, k, v = _heads(query, queries).mul_(scaling), _heads(key, width), _heads(value, width)
+        scores = torch.bmm(q, k.transpose(1, 2)).view(batch, h, queries, width)
+        if mask is not None:
+            scores[..., :keys] += mask
+        scores[..., keys:] = -torch.inf
+        weights = scores.softmax(-1).flatten(0, 1)
+        outputs = torch.bmm(weights, v)
+        ctx.save_for_backward(q, k, v, weights, outputs)
+        ctx.sizes, ctx.scaling, ctx.dtype = (batch, h, queries, keys), scaling, query.dtype
+        outputs = outputs.view(batch, h, queries, -1).transpose(1, 2)
+        return outputs.to(query.dtype, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        q, k, v, weights, outputs = ctx.saved_tensors
+        batch, h, queries, keys = ctx.sizes
+        grad = _heads(grad.transpose(1, 2), queries)
+        grad_v = torch.bmm(weights.transpose(1, 2), grad)
+        grad_scores = torch.bmm(grad, v.transpose(1, 2))
+        grad_scores.sub_((grad * outputs).sum(-1, keepdim=True)).mul_(weights)
+        grad_q = torch.bmm(grad_scores, k).mul_(ctx.scaling)
+        grad_k = torch.bmm(grad_scores.transpose(1, 2), q)
+        parts = [part.unflatten(0, (batch, h)) for part in (grad_q, grad_k[:, :keys], grad_v[:, :keys])]
+        return *(part.to(ctx.dtype) for part in parts), None, None
+
+
+def _heads(states: torch.Tensor, length: int) -> torch.Tensor:
+    """`states` `(batch, h, positions, width)` in float32, `(batch * h, length, width)`, padded with zeros."""
+    batch, h, positions, width = states.shape
+    heads = states.new_empty(batch, h, length, width, dtype=torch.float32)
+    heads[:, :, :positions] = states
+    heads[:, :, positions:] = 0
+    return heads.flatten(0, 1)
 
 
 def _float32_attention(attention: Callable, module: nn.Module, query, key, value, attention_mask, **kwargs):
@@ -68,6 +122,85 @@ def _float32_attention(attention: Callable, module: nn.Module, query, key, value
     with torch.autocast(query.device.type, enabled=False):
         outputs, weights = attention(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
     return outputs.to(query.dtype), weights
+
+
+def linear_layers(inputs: torch.Tensor, *layers: nn.Module) -> Sequence[torch.Tensor]:
+    """Compute `[layer(inputs) for layer in layers]`, when training in bfloat16 on a CPU as one product.
+
+    Args:
+        inputs (`torch.Tensor` of shape `(..., in_features)`): Inputs of all layers.
+        *layers (`nn.Linear`): Linear layers; ones that are adapted or quantised are called as they are.
+
+    Returns:
+        Outputs of each layer, `(..., out_features)`.
+    """
+    if (
+        inputs.device.type != "cpu"
+        or not torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or not all(is_plain_product(layer) for layer in layers)
+        or {product_dtype(layer.weight) for layer in layers} != {torch.bfloat16}
+        or len({layer.bias is None for layer in layers}) > 1
+    ):
+        return [layer(inputs) for layer in layers]
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return JoinedProducts.apply(inputs, len(layers), *(layer.weight for layer in layers), *biases)
+
+
+def product_dtype(weight: torch.Tensor) -> torch.dtype:
+    """Type in which products with a weight are computed: that of autocast, if it is on."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+class JoinedProducts(torch.autograd.Function):
+    """Several linear layers of the same inputs as one product in bfloat16, whose gradients are two products.
+
+    oneDNN compiles a kernel for each new shape of a product, which takes as long as the product in a small model. So
+    the number of rows is rounded up. The rows of zeros cost no pass of their own: inputs and gradients are copied in
+    any case, to join them or to change their type.
+    """
+
+    @staticmethod
+    def forward(ctx, inputs, count, *parameters):
+        """Outputs of `count` layers, of `inputs` `(..., in_features)` and the weights and then the biases, if any, of
+        all layers."""
+        weights, biases = parameters[:count], parameters[count:]
+        weight = torch.cat([weight.to(torch.bfloat16) for weight in weights])
+        bias = torch.cat([bias.to(torch.bfloat16) for bias in biases]) if biases else None
+        rows = padded_rows([inputs], torch.bfloat16)
+        ctx.save_for_backward(rows, weight)
+        ctx.shape, ctx.dtype, ctx.weight_dtype = inputs.shape, inputs.dtype, weights[0].dtype
+        ctx.widths, ctx.has_bias = [len(weight) for weight in weights], bias is not None
+        outputs = F.linear(rows, weight, bias)[: inputs.shape[:-1].numel()]
+        return tuple(part.unflatten(0, inputs.shape[:-1]) for part in outputs.split(ctx.widths, dim=1))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        rows, weight = ctx.saved_tensors
+        grad, grad_inputs = padded_rows(grads, torch.bfloat16), None
+        if ctx.needs_input_grad[0]:
+            grad_inputs = (grad @ weight)[: ctx.shape[:-1].numel()].view(ctx.shape).to(ctx.dtype)
+        parts = (grad.t() @ rows).split(ctx.widths)
+        parts += grad.sum(0).split(ctx.widths) if ctx.has_bias else ()
+        return grad_inputs, None, *(part.to(ctx.weight_dtype) for part in parts)
+
+
+def padded_rows(states: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Join tensors `(..., features)` along their features as a matrix in `dtype`, with rows of zeros at its end."""
+    count, widths = states[0].shape[:-1].numel(), [part.shape[-1] for part in states]
+    rows = states[0].new_empty(rounded_up(count), sum(widths), dtype=dtype)
+    rows[count:] = 0
+    for place, part in zip(rows[:count].split(widths, dim=1), states, strict=True):
+        place.view(part.shape).copy_(part)
+    return rows
+
+
+def rounded_up(count: int) -> int:
+    """Round a number up, by at most an eighth, to one of eight between two powers of two, or to a multiple of 16."""
+    step = max(16, 2 ** (count - 1).bit_length() // 16)
+    return -(-count // step) * step
 
 
 def projected_cross_entropy(
@@ -117,46 +250,46 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     """
 
     SLICE = 512  # positions: large enough for full-speed matrix products, small enough for the cache
+    BFLOAT16_SLICE = 2048  # on a CPU, where adding up the weight's gradients in float32 costs as much as a product
 
     @staticmethod
     def forward(ctx, hidden_states, weight, labels, epsilon):
         """Sum of the losses, float32, of `hidden_states` `(positions, d_model)`, `weight` `(V, d_model)` and `labels`
         `(positions,)`."""
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        device = hidden_states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        dtype = product_dtype(weight)
         hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
+        count = len(hidden_states)
+        in_bfloat16 = hidden_states.device.type == "cpu" and dtype == torch.bfloat16
+        if in_bfloat16:  # the rows of zeros at its end add nothing to the gradients
+            hidden_states = padded_rows([hidden_states], dtype)
+        padded_labels = F.pad(labels, (0, len(hidden_states) - count))
         mean_weight = weight.float().mean(0)
         grad_hidden = torch.empty_like(hidden_states, dtype=torch.float32) if needs_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
         loss = hidden_states.new_zeros((), dtype=torch.float32)
         # The same memory for every slice: fresh pages would cost as much as a matrix product.
-        products = hidden_states.new_empty(SmoothedCrossEntropy.SLICE, len(weight))
-        floats = products if dtype == torch.float32 else torch.empty_like(products, dtype=torch.float32)
-        for start in range(0, len(hidden_states), SmoothedCrossEntropy.SLICE):
-            rows = slice(start, start + SmoothedCrossEntropy.SLICE)
-            hidden, label = hidden_states[rows], labels[rows]
-            product, logits = products[: len(hidden)], floats[: len(hidden)]
-            torch.mm(hidden, weight.t(), out=product)
-            if logits is not product:
-                logits.copy_(product)
-            gold = logits.gather(-1, label[:, None])[:, 0]
-            highest = logits.amax(-1, keepdim=True)
-            exponentials = logits.sub_(highest).exp_()
-            total = exponentials.sum(-1, keepdim=True)
+        size = SmoothedCrossEntropy.BFLOAT16_SLICE if in_bfloat16 else SmoothedCrossEntropy.SLICE
+        products = hidden_states.new_empty(min(size, len(hidden_states)), len(weight))
+        for start in range(0, len(hidden_states), size):
+            rows = slice(start, start + size)
+            hidden, label = hidden_states[rows], padded_labels[rows]
+            product = torch.mm(hidden, weight.t(), out=products[: len(hidden)])
+            gold = product.gather(-1, label[:, None])[:, 0].float()
+            highest, total = softmax_numerators_(product)
             lse = (highest + total.log())[:, 0]
-            loss += (lse - gold + epsilon * (gold - hidden.float() @ mean_weight)).sum()
-            if needs_grad:
-                product.copy_(exponentials)  # softmax times `total`: dividing afterwards is cheaper
+            loss += (lse - gold + epsilon * (gold - hidden.float() @ mean_weight))[: count - start].sum()
+            if needs_grad:  # softmax is `product / total`: dividing afterwards is cheaper
                 grad_hidden[rows] = (product @ weight).float() / total
                 if dtype == grad_weight.dtype:
                     grad_weight.addmm_(product.t(), hidden / total)
                 else:
                     grad_weight += product.t() @ (hidden / total).to(dtype)
         if needs_grad:
+            grad_hidden, hidden_states = grad_hidden[:count], hidden_states[:count].float()
             grad_hidden -= (1 - epsilon) * weight[labels] + epsilon * mean_weight
-            grad_weight -= epsilon / len(weight) * hidden_states.float().sum(0)
-            grad_weight.index_add_(0, labels, hidden_states.float(), alpha=epsilon - 1)
+            grad_weight -= epsilon / len(weight) * hidden_states.sum(0)
+            grad_weight.index_add_(0, labels, hidden_states, alpha=epsilon - 1)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 
@@ -165,6 +298,27 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_loss):
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad_loss, grad_weight * grad_loss, None, None
+
+
+def softmax_numerators_(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Replace logits `(positions, V)` by their exponentials less the greatest, computed in float32.
+
+    Returns:
+        The greatest logit and the sum of the exponentials, each `(positions, 1)` in float32.
+    """
+    in_place = logits.dtype == torch.float32
+    rows = len(logits) if in_place or logits.device.type != "cpu" else max(1, IN_CACHE // logits.shape[1])
+    highest = logits.new_empty(len(logits), 1, dtype=torch.float32)
+    total = torch.empty_like(highest)
+    floats = None if in_place else logits.new_empty(rows, logits.shape[1], dtype=torch.float32)
+    for start in range(0, len(logits), rows):
+        part = slice(start, start + rows)
+        wide = logits[part] if in_place else floats[: len(logits[part])].copy_(logits[part])
+        torch.amax(wide, -1, keepdim=True, out=highest[part])
+        torch.sum(wide.sub_(highest[part]).exp_(), -1, keepdim=True, out=total[part])
+        if not in_place:
+            logits[part] = wide
+    return highest, total
 
 
 class PackedLinear:
@@ -391,6 +545,7 @@ __all__ = [
     "fastest_attention",
     "has_fused_int8",
     "is_plain_product",
+    "linear_layers",
     "pack",
     "projected_cross_entropy",
     "quantize_linear_layers",

@@ -37,6 +37,7 @@ from .kernels_vaswani import (
     dropout,
     fastest_attention,
     is_plain_product,
+    linear_layers,
     projected_cross_entropy,
     quantize_linear_layers,
 )
@@ -172,11 +173,17 @@ class VaswaniAttention(nn.Module):
             The outputs `(batch, queries, d_model)`, and the weights `(batch, h, queries, keys)` if the attention
             implementation is `eager`.
         """
-        query = self._split_heads(self.q_proj(hidden_states), self.d_k)
-        key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
+        if key_value_states is None and past_key_values is None:
+            projected = linear_layers(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+            widths = self.d_k, self.d_k, self.d_v
+            query, key, value = map(self._split_heads, projected, widths)
+        else:
+            (query,) = linear_layers(hidden_states, self.q_proj)
+            query = self._split_heads(query, self.d_k)
+            key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         kwargs |= {"dropout": self.dropout if self.training else 0.0, "scaling": self.scaling}
         outputs, weights = self._attend(query, key, value, attention_mask, **kwargs)
-        return self.o_proj(outputs.flatten(2)), weights  # concatenate the heads, then W^O
+        return linear_layers(outputs.flatten(2), self.o_proj)[0], weights  # concatenate the heads, then W^O
 
     def _attend(self, query, key, value, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         name = self.config._attn_implementation
@@ -186,7 +193,7 @@ class VaswaniAttention(nn.Module):
         if name == "sdpa":
             is_in_blocks = attention_mask is not None and attention_mask.dim() == 2
             attention = attention_in_blocks if is_in_blocks else attention
-            attention = fastest_attention(attention, eager_attention_forward, query, key)
+            attention = fastest_attention(attention, query, key, kwargs["dropout"])
         return attention(self, query, key, value, attention_mask, **kwargs)
 
     @staticmethod
@@ -201,8 +208,8 @@ class VaswaniAttention(nn.Module):
             return layer.keys, layer.values
 
         states = key_value_states if is_cross_attention else hidden_states
-        key = self._split_heads(self.k_proj(states), self.d_k)
-        value = self._split_heads(self.v_proj(states), self.d_v)
+        key, value = linear_layers(states, self.k_proj, self.v_proj)
+        key, value = self._split_heads(key, self.d_k), self._split_heads(value, self.d_v)
         if cache is None:
             return key, value
         if is_cross_attention:
@@ -223,8 +230,8 @@ class VaswaniFeedForward(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`hidden_states` and the result: `(batch, length, d_model)`."""
-        inner = self.activation(self.fc1(hidden_states))  # (batch, length, d_ff)
-        return self.fc2(dropout(inner, self.dropout, self.training))
+        inner = self.activation(linear_layers(hidden_states, self.fc1)[0])  # (batch, length, d_ff)
+        return linear_layers(dropout(inner, self.dropout, self.training), self.fc2)[0]
 
 
 class VaswaniResidual(nn.Module):

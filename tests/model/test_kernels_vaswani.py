@@ -8,11 +8,15 @@ from hf_vaswani.kernels_vaswani import (
     SHORT,
     Int8Linear,
     PackedInt8Linear,
+    ShortAttention,
     SmoothedCrossEntropy,
     attention_dtype,
     best_continuations,
     dropout,
     has_fused_int8,
+    linear_layers,
+    projected_cross_entropy,
+    rounded_up,
 )
 from support.models import batch_of, noisy_model, random_tokens, sources_of, tiny_config, tiny_model
 
@@ -112,6 +116,79 @@ def test_attention_of_short_sentences_takes_masks_to_add(sdpa_types, monkeypatch
     torch.testing.assert_close(floats, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("keys", [5, 16, 20])
+def test_attention_of_short_sentences_has_the_gradients_of_its_formula(keys):
+    query, key, value = (torch.randn(2, 3, n, 4, dtype=torch.double, requires_grad=True) for n in (7, keys, keys))
+    mask = torch.zeros(2, 1, 7, keys, dtype=torch.double)
+    mask[1, :, :, -2:] = -torch.inf
+    expected = ((query @ key.mT * 0.5 + mask).softmax(-1) @ value).transpose(1, 2)
+    outputs = ShortAttention.apply(query, key, value, mask, 0.5)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)
+    direction = torch.randn_like(expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(outputs, (query, key, value), direction),
+        torch.autograd.grad(expected, (query, key, value), direction),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+# Linear layers in training
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_joined_linear_layers_teach_what_each_alone_does(has_bias, autocast):
+    """Whole numbers, small enough that bfloat16 holds them and their sums without rounding."""
+    layers = [nn.Linear(8, width, bias=has_bias) for width in (6, 3)]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    for parameter in parameters:
+        parameter.data = torch.randint(-2, 3, parameter.shape).float()
+    inputs = torch.randint(-2, 3, (3, 7, 8)).float().requires_grad_()  # 21 rows, not a multiple of 16
+    directions = [torch.randint(-1, 2, (3, 7, width)).float() for width in (6, 3)]
+    expected = [F.linear(inputs, layer.weight, layer.bias) for layer in layers]
+    gradients = torch.autograd.grad(expected, [inputs, *parameters], directions)
+    if not autocast:
+        for parameter in parameters:
+            parameter.data = parameter.data.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        outputs = linear_layers(inputs if autocast else inputs.bfloat16(), *layers)
+    assert "JoinedProducts" in type(outputs[0].grad_fn).__name__
+    for ours, theirs in zip(outputs, expected):
+        assert ours.dtype == torch.bfloat16
+        assert torch.equal(ours.float(), theirs)
+    directions = [direction.bfloat16() for direction in directions]
+    for ours, theirs in zip(torch.autograd.grad(outputs, [inputs, *parameters], directions), gradients):
+        assert torch.equal(ours.float(), theirs)
+
+
+def test_an_unused_output_of_joined_linear_layers_has_no_gradient():
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        used, _ = linear_layers(torch.ones(2, 4), *layers)
+    used.sum().backward()
+    assert (layers[0].weight.grad == 2).all()
+    assert not layers[1].weight.grad.any()
+
+
+def test_linear_layers_that_are_not_plain_are_called():
+    class Doubled(nn.Linear):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
+    plain, doubled = nn.Linear(4, 4, bias=False), Doubled(4, 4, bias=False)
+    doubled.weight = plain.weight
+    with torch.autocast("cpu", torch.bfloat16):
+        first, second = linear_layers(torch.ones(2, 4), plain, doubled)
+    assert torch.equal(second, 2 * first)
+
+
+def test_products_in_bfloat16_have_few_shapes():
+    for most in (512, 2048, 25_000):
+        rounded = {rounded_up(count) for count in range(most * 4 // 5, most + 1)}
+        assert len(rounded) <= 5
+    assert all(count <= rounded_up(count) <= max(count * 9 / 8, count + 15) for count in range(1, 5000))
+
+
 # Loss (section 5.4)
 
 
@@ -143,6 +220,21 @@ def test_smoothed_loss_and_gradients_equal_torchs():
     torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-3)
     for ours, theirs in zip(torch.autograd.grad(3 * total, (hidden, weight)), gradients):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("positions", [37, SmoothedCrossEntropy.BFLOAT16_SLICE + 37])
+def test_smoothed_loss_in_bfloat16_is_torchs_up_to_rounding(positions):
+    hidden, projection = torch.randn(1, positions, 8, requires_grad=True), nn.Linear(8, 50)
+    labels = torch.randint(0, 50, (1, positions))
+    labels[0, 3] = -100
+    expected = F.cross_entropy(projection(hidden)[0], labels[0], label_smoothing=0.1, reduction="sum")
+    targets = (hidden, projection.weight, projection.bias)
+    gradients = torch.autograd.grad(expected, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        total = projected_cross_entropy(hidden, projection, labels, 0.1, -100)
+    torch.testing.assert_close(total, expected, rtol=1e-3, atol=0)
+    for ours, theirs in zip(torch.autograd.grad(total, targets), gradients):
+        assert (ours - theirs).norm() < 1e-2 * theirs.norm()
 
 
 # Steps of a search
