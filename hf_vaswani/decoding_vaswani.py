@@ -121,9 +121,7 @@ class StepDecoder:
                 .to(self.dtype)
                 .split((self.heads * self.d_k, self.heads * self.d_v), dim=-1)
             )
-            projected.append(
-                (self._heads(keys, self.d_k).transpose(1, 2).contiguous(), self._heads(values, self.d_v))
-            )
+            projected.append((self._heads(keys, self.d_k).transpose(1, 2).contiguous(), self._heads(values, self.d_v)))
         return projected
 
     def _slots(self, count: int, width: int) -> torch.Tensor:

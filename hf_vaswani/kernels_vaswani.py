@@ -229,9 +229,12 @@ def projected_cross_entropy(
 
 
 def is_plain_product(layer: nn.Module) -> bool:
-    """Check that a linear layer is a product with a matrix at hand: not adapted, quantised, offloaded or sharded."""
+    """Check that a linear layer is a product with a matrix at hand: not adapted, quantised, offloaded, sharded or
+    hooked."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return (
-        type(layer) is nn.Linear
+        not any(hooks)
+        and type(layer) is nn.Linear
         and type(layer.weight) in (nn.Parameter, torch.Tensor)
         and "forward" not in vars(layer)  # hooks that offload or shard a module replace its forward
     )

@@ -182,6 +182,14 @@ def test_linear_layers_that_are_not_plain_are_called():
     assert torch.equal(second, 2 * first)
 
 
+def test_a_hook_of_a_linear_layer_runs():
+    layer, seen = nn.Linear(4, 4), []
+    layer.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.shape))
+    with torch.autocast("cpu", torch.bfloat16):
+        linear_layers(torch.ones(2, 4), layer)
+    assert seen == [(2, 4)]
+
+
 def test_products_in_bfloat16_have_few_shapes():
     for most in (512, 2048, 25_000):
         rounded = {rounded_up(count) for count in range(most * 4 // 5, most + 1)}
