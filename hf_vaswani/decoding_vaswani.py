@@ -4,8 +4,8 @@
   over one copy.
 - The cache is not reordered when beams change places. All beams of a sentence write into the same slots, and a mask
   marks each beam's own past. Slots that no beam sees any more are dropped from time to time.
-- Finished sentences leave the batch. On a CPU, only as many sentences are in work as multiply fastest; the next ones of
-  the batch take the places of those that leave.
+- Finished sentences leave the batch. On a CPU, only as many sentences are in work as multiply fastest; the next ones
+  of the batch take the places of those that leave.
 - On a CPU, weights are packed once for all steps.
 
 The file reads bottom up: weights, decoders, greedy search, beam search.
@@ -215,13 +215,18 @@ class StepDecoder:
         """Continue each beam from another one, `parents` `(sentences, beams)`; there may be more beams than before."""
         self.visible = self.visible.gather(1, parents[..., None].expand(-1, -1, self.used))
 
+    def rest(self, ended: torch.Tensor) -> None:
+        """Let the sentences that have `ended`, `(sentences,)`, wait at the first position to leave, as a learned table
+        of positions may have none behind their last token."""
+        self.positions.masked_fill_(ended[:, None], 0)
+
     def replace(self, ended: torch.Tensor) -> None:
-        """Put the next waiting sentences in the places of those that have `ended`."""
+        """Put the next waiting sentences in the places of those that have `ended`, `(count,)`."""
         count = len(ended)
         rows = self._rows(ended)
         for old, new in zip(self.source, self._project(self.waiting_states[:count])):
-            for i in range(2):
-                old[i].index_copy_(0, rows, new[i])
+            for states, new_states in zip(old, new):
+                states.index_copy_(0, rows, new_states)
         self.waiting_states = self.waiting_states[count:]
         if self.source_mask is not None:
             self.source_mask[ended] = self.waiting_mask[:count]
@@ -284,6 +289,10 @@ class EnsembleDecoder:
     def reorder(self, parents: torch.Tensor) -> None:
         for decoder in self.decoders:
             decoder.reorder(parents)
+
+    def rest(self, ended: torch.Tensor) -> None:
+        for decoder in self.decoders:
+            decoder.rest(ended)
 
     def replace(self, ended: torch.Tensor) -> None:
         for decoder in self.decoders:
@@ -508,12 +517,12 @@ class Hypotheses:
     def from_start(self, fill: int) -> "Hypotheses":
         """The same finished hypotheses, with every history from the first column on and `fill` behind it."""
         moved = {"starts": torch.zeros_like(self.starts)}
-        for name, fill in (("finished_tokens", fill), ("finished_origins", -1)):
+        for name, behind in (("finished_tokens", fill), ("finished_origins", -1)):
             histories = getattr(self, name)
             columns = self.starts[:, None, None] + torch.arange(histories.shape[-1], device=histories.device)
             columns = columns.expand(-1, histories.shape[1], -1)
             inside = columns < histories.shape[-1]
-            moved[name] = torch.where(inside, histories.gather(2, columns.clamp(max=histories.shape[-1] - 1)), fill)
+            moved[name] = torch.where(inside, histories.gather(2, columns.clamp(max=histories.shape[-1] - 1)), behind)
         return replace(self, **moved)
 
     def without_first(self, columns: int) -> "Hypotheses":
@@ -602,6 +611,8 @@ class BeamSearch:
                 finished = (~state.improvable[:, 0]).nonzero()[:, 0]
                 ended.append(state.select(finished).from_start(self.fill))
                 state = self._replaced(state, finished, decoder, prompt, limits)
+            elif going_on < len(state.index):
+                decoder.rest(~state.improvable[:, 0])
 
     def _replaced(self, state: Hypotheses, finished, decoder: Decoder, prompt, limits) -> Hypotheses:
         """Put waiting sentences in the places of finished ones; where none wait, those left over leave."""

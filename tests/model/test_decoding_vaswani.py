@@ -93,6 +93,38 @@ def test_the_fast_loops_give_what_the_library_gives_hundreds_of_times(monkeypatc
             compare(seed, patch)
 
 
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if case(seed)[1]["num_beams"] > 1])
+def test_waiting_sentences_take_the_places_of_finished_ones(seed, monkeypatch):
+    monkeypatch.setattr(generation, "ROWS", 5)  # one or two sentences at once
+    compare(seed, monkeypatch)
+
+
+def test_sentences_that_begin_later_give_what_they_give_alone(monkeypatch):
+    model, lengths = noisy_model(6), [7, 2, 9, 4, 1, 6, 3, 8, 5, 2, 12]
+    options = {"num_beams": 3, "length_penalty_form": "gnmt", "length_penalty": 0.6, "max_extra_tokens": 4}
+    inputs = batch_of(lengths)
+    options |= {"return_dict_in_generate": True, "num_return_sequences": 2}
+    begun, real = [], StepDecoder.replace
+    monkeypatch.setattr(StepDecoder, "replace", lambda self, ended: begun.append(len(ended)) or real(self, ended))
+    whole = model.generate(**inputs, **options)
+    assert not begun
+    monkeypatch.setattr(generation, "ROWS", 9)  # three sentences at once
+    found = model.generate(**inputs, **options)
+    assert sum(begun) == len(lengths) - 3
+    assert found.sequences.tolist() == whole.sequences.tolist()
+    assert found.beam_indices.tolist() == whole.beam_indices.tolist()
+    torch.testing.assert_close(found.sequences_scores, whole.sequences_scores)
+
+
+def test_a_finished_sentence_does_not_run_out_of_learned_positions(monkeypatch):
+    """The first sentence ends early and waits for the others to end at the last position of the table."""
+    model = _learned_model()
+    options = {**batch_of([1, 8, 8, 8, 8]), "num_beams": 2, "max_extra_tokens": 50}
+    expected = model.generate(**options).tolist()
+    monkeypatch.setattr(generation, "ROWS", 4)
+    assert model.generate(**options).tolist() == expected
+
+
 def test_long_outputs_outgrow_the_cache_many_times():
     model = noisy_model(3)
     options = {**batch_of([3, 5, 2]), "num_beams": 4, "max_new_tokens": 120, "suppress_tokens": [EOS, PAD]}

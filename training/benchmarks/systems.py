@@ -143,7 +143,7 @@ def _load_ours(dtype: str, folder: Path) -> System:
         [output] = model.generate(ids, attention_mask=torch.ones_like(ids), num_beams=beams)
         return tokenizer.decode(output, skip_special_tokens=True)
 
-    batched = {f"{size} tokens": partial(_in_order, Search([model], tokenizer, size)) for size in (256, 512, 1024)}
+    batched = {f"{size} tokens": partial(_in_order, Search([model], tokenizer, size)) for size in (512, 1024, 2048)}
     return System([batched], single, model.fixed_weights)
 
 
