@@ -117,9 +117,9 @@ def test_sentences_that_begin_later_give_what_they_give_alone(monkeypatch):
 
 
 def test_a_finished_sentence_does_not_run_out_of_learned_positions(monkeypatch):
-    """Ten of eleven sentences end early, and ten longer ones begin; the eleventh ends, and waits for them."""
+    """Ten of eleven sentences end early, and ten longer ones begin; the eleventh ends, and waits."""
     model = _learned_model()
-    options = {**batch_of([2] * 10 + [8] * 11), "num_beams": 2, "max_extra_tokens": 0}
+    options = {**batch_of([2] * 10 + [8] * 12), "num_beams": 2, "max_extra_tokens": 0}
     expected = model.generate(**options).tolist()
     monkeypatch.setattr(generation, "ROWS", 22)
     assert model.generate(**options).tolist() == expected
