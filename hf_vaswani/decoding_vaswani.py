@@ -191,7 +191,8 @@ class StepDecoder:
         hidden = layer.norms[0](hidden, layer.output(attended.to(hidden.dtype)))
 
         query = layer.cross_query(hidden).to(self.dtype)
-        attended = self._attend(query, beams, *self.source[index], source_mask)
+        keys, values = self.source[index]
+        attended = self._attend(query, beams, keys, values, source_mask)
         hidden = layer.norms[1](hidden, layer.cross_output(attended.to(hidden.dtype)))
         return layer.norms[2](hidden, layer.outer(layer.activation(layer.inner(hidden))))
 
