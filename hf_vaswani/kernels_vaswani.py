@@ -147,6 +147,11 @@ def linear_layers(inputs: torch.Tensor, *layers: nn.Module) -> Sequence[torch.Te
     return JoinedProducts.apply(inputs, len(layers), *(layer.weight for layer in layers), *biases)
 
 
+def linear(inputs: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    """Compute `layer(inputs)`; see [`linear_layers`]."""
+    return linear_layers(inputs, layer)[0]
+
+
 def product_dtype(weight: torch.Tensor) -> torch.dtype:
     """Type in which products with a weight are computed: that of autocast, if it is on."""
     device = weight.device.type
@@ -548,6 +553,7 @@ __all__ = [
     "fastest_attention",
     "has_fused_int8",
     "is_plain_product",
+    "linear",
     "linear_layers",
     "pack",
     "projected_cross_entropy",

@@ -37,6 +37,7 @@ from .kernels_vaswani import (
     dropout,
     fastest_attention,
     is_plain_product,
+    linear,
     linear_layers,
     projected_cross_entropy,
     quantize_linear_layers,
@@ -178,12 +179,11 @@ class VaswaniAttention(nn.Module):
             widths = self.d_k, self.d_k, self.d_v
             query, key, value = map(self._split_heads, projected, widths)
         else:
-            (query,) = linear_layers(hidden_states, self.q_proj)
-            query = self._split_heads(query, self.d_k)
+            query = self._split_heads(linear(hidden_states, self.q_proj), self.d_k)
             key, value = self._keys_and_values(hidden_states, key_value_states, past_key_values)
         kwargs |= {"dropout": self.dropout if self.training else 0.0, "scaling": self.scaling}
         outputs, weights = self._attend(query, key, value, attention_mask, **kwargs)
-        return linear_layers(outputs.flatten(2), self.o_proj)[0], weights  # concatenate the heads, then W^O
+        return linear(outputs.flatten(2), self.o_proj), weights  # concatenate the heads, then W^O
 
     def _attend(self, query, key, value, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
         name = self.config._attn_implementation
@@ -230,8 +230,8 @@ class VaswaniFeedForward(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`hidden_states` and the result: `(batch, length, d_model)`."""
-        inner = self.activation(linear_layers(hidden_states, self.fc1)[0])  # (batch, length, d_ff)
-        return linear_layers(dropout(inner, self.dropout, self.training), self.fc2)[0]
+        inner = self.activation(linear(hidden_states, self.fc1))  # (batch, length, d_ff)
+        return linear(dropout(inner, self.dropout, self.training), self.fc2)
 
 
 class VaswaniResidual(nn.Module):
