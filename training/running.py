@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .notices import held_back
-from .settings import BARS, KERNELS
+from .settings import BARS, KERNELS, TRAINING_KERNELS
 
 
 INTERRUPTED = 130  # exit status of a process that Ctrl-C ended, 128 plus the number of SIGINT
@@ -76,7 +76,8 @@ def run(name: str, argv: list[str] | None = None) -> int:
         SystemExit: Status 0 for help, 2 for a mistake in the arguments.
     """
     argv = sys.argv[1:] if argv is None else argv
-    for variable, value in {**KERNELS, **BARS}.items():
+    kernels = TRAINING_KERNELS if name in ("train", "ablate") else KERNELS
+    for variable, value in {**kernels, **BARS}.items():
         os.environ.setdefault(variable, value)
     try:
         with handling_interrupts(name), held_back("--verbose" not in argv):

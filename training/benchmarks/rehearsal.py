@@ -27,7 +27,7 @@ import torch
 import yaml
 from transformers import TrainerCallback
 
-from ..settings import KERNELS
+from ..settings import TRAINING_KERNELS
 from ..trainer.arguments import make_arguments
 from ..trainer.command_line import load_recipe, parse_values
 from ..trainer.run import make_trainer
@@ -81,7 +81,7 @@ class Stopwatch(TrainerCallback):
 
 def rehearse(connection, recipe: str, pairs: str, updates: int, threads: int) -> None:
     """Train for some updates in a process of its own, and send what was measured."""
-    os.environ.update(KERNELS)  # as `hf-vaswani train` does
+    os.environ.update(TRAINING_KERNELS)  # as `hf-vaswani train` does
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         fixed = {"train_files": pairs, "output_dir": f"{folder}/run", "eval_strategy": "no", "save_strategy": "no"}

@@ -49,7 +49,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from ..data.encoding import tokenize
 from ..data.pairs import load_pairs
 from ..data.tokenizer import train_tokenizer
-from ..settings import KERNELS
+from ..settings import TRAINING_KERNELS
 from ..trainer.arguments import VaswaniTrainingArguments
 from ..trainer.onednn import OneDNNProducts
 from ..trainer.trainer import VaswaniTrainer
@@ -207,7 +207,7 @@ def compilations() -> dict:
 def work(connection, system: str, config: VaswaniConfig, dataset: Dataset, tokenizer, args: dict) -> None:
     """Train on command in a process of its own, and finally send its peak memory and compilations."""
     if system == "ours":
-        os.environ.update(KERNELS)  # as `hf-vaswani train` does
+        os.environ.update(TRAINING_KERNELS)  # as `hf-vaswani train` does
     torch.set_num_threads(args["threads"])
     stepper = Stepper(connection)
     with tempfile.TemporaryDirectory() as folder:
