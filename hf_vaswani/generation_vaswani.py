@@ -84,11 +84,11 @@ ROW_WISE_PROCESSORS = {
 PLAIN_MODULES = {Int8Linear, nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList}
 # Model inputs that the fast loops support.
 ORDINARY_INPUTS = {"attention_mask", "decoder_input_ids", "encoder_outputs", "input_ids", "logits_to_keep"}
-ROWS = 256  # beams in work at once on a CPU: more multiply no faster
-FEW_ROWS = 4  # beams in work that multiply as fast with weights as they are
 KNOWN_CRITERIA = {MaxLengthCriteria, EosTokenCriteria}
 # Fields of the generation configuration that this model adds, and their defaults.
 OWN_FIELDS = {"length_penalty_form": "length", "max_extra_tokens": None, "fast_decoding": True}
+ROWS = 256  # beams in work at once on a CPU: more multiply no faster
+FEW_ROWS = 4  # beams in work that multiply as fast with weights as they are
 
 
 class SourceLengthLimit(StoppingCriteria):
@@ -135,7 +135,7 @@ class VaswaniGenerationMixin(GenerationMixin):
     def fixed_weights(self) -> Iterator[None]:
         """Pack the decoder's weights once, and reuse them in all calls of `generate()` and in all threads.
 
-        Packing takes a good part of the time for a single sentence, and several threads save memory by sharing.
+        Packing takes as long as several steps, and several threads save memory by sharing.
         Changes of the weights inside the block are not seen.
         """
         with PACKING:

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import hf_vaswani.generation_vaswani as generation
+import hf_vaswani.kernels_vaswani as kernels
 from hf_vaswani.decoding_vaswani import SentenceProcessor, StepDecoder
 from support.models import EOS, PAD, batch_of, noisy_model, tiny_model
 
@@ -187,6 +188,14 @@ def test_fixed_weights_are_laid_out_once_for_all_calls(num_beams, layouts):
         assert [model.generate(**options).tolist() for _ in range(3)] == [slow] * 3
         assert model.generate(**options, ensemble=[other]).tolist() == ensemble
     assert layouts == [model, other, model, other]
+
+
+@pytest.mark.parametrize("sentences, is_packed", [(1, False), (2, True)])
+def test_weights_are_not_packed_for_a_single_sentence(sentences, is_packed, monkeypatch):
+    packed = Mock(side_effect=kernels.PackedLinear)
+    monkeypatch.setattr(kernels, "PackedLinear", packed)
+    noisy_model(8).generate(**batch_of([4] * sentences), num_beams=4, max_new_tokens=3)
+    assert packed.called == is_packed
 
 
 def test_behind_fixed_weights_changes_are_seen(layouts):
