@@ -29,7 +29,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--test-set", help="test set of sacreBLEU with sources and references, such as wmt14/en-de"
     )
     files.add_argument("--output", help="file to write the translations or trees of --model to")
-    files.add_argument("--sources", help="file of sources, for --model, --comet, --by-length and --examples")
+    files.add_argument(
+        "--sources",
+        help="file of sources, or of .trees whose words to parse, for --model, --comet, --by-length and --examples",
+    )
     files.add_argument(
         "--baseline", nargs="+", default=[], help="files of translations by other systems to compare with"
     )

@@ -53,7 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_files(group: OptionGroup) -> None:
     add = group.add_argument
     add("--model", required=True, nargs="+", help="checkpoint folder or Hub repository; several form an ensemble")
-    add("--input", default="-", help="text file with one sentence per line, plain or .gz (default: standard input)")
+    add("--input", default="-", help="text file with one sentence per line, or .trees file, whose words are parsed; "
+        "plain or .gz (default: standard input)")  # fmt: skip
     add("--output", help="text file to write, compressed if the name ends in .gz; a FIFO or a device, such as "
         "/dev/null, is written to directly (default: standard output)")  # fmt: skip
     add("--resume", action="store_true", help="resume an interrupted run that wrote to the same --output")

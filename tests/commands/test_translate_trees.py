@@ -72,6 +72,13 @@ def test_every_line_becomes_a_tree_over_its_words(command, caplog, beams):
     assert report(caplog) == "Mended 0 of 5 trees."
 
 
+def test_the_words_of_trees_are_parsed(command, tmp_path):
+    expected = command(text="cats sleep\nthe dogs sleep\n")
+    trees = "(S (NN cats) (NN sleep))\n(TOP\n  (S (NP (DT the) (NN dogs))\n     (VBP sleep)))\n"
+    (tmp_path / "gold.trees").write_text(trees, encoding="utf-8")
+    assert command("--input", str(tmp_path / "gold.trees")) == expected
+
+
 def test_unconstrained_outputs_are_mended_and_counted(command, caplog):
     *lines, _ = command("--unconstrained", "--num-beams", "1")
     assert words_of(lines) == WORDS

@@ -169,6 +169,18 @@ def test_a_parser_is_scored_by_the_trees_that_it_writes_by_the_translate_command
     assert (own["missing"], own["mended"], own["empty"], own["sentences"]) == (0, 0, 0, 30)
 
 
+def test_the_words_of_trees_are_parsed(files, parsing, tmp_path, capsys):
+    assert main([*parsing, "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    trees = [" ".join(f"(NN {word})" for word in line.split()) for line in WORDS * 10]
+    (tmp_path / "in.trees").write_text("".join(f"(TOP (S {words}))\n" for words in trees), encoding="utf-8")
+    assert main([*parsing, "--sources", str(tmp_path / "in.trees"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["figures"] == expected["figures"]
+    (tmp_path / "in.trees").write_text("(S (NN results))\n" * 29 + "(S (NN results)\n", encoding="utf-8")
+    assert main([*parsing, "--sources", str(tmp_path / "in.trees")]) == 1
+    assert f"{tmp_path / 'in.trees'}:30: column 1: the text ends" in capsys.readouterr().err
+
+
 def test_what_cannot_be_parsed_is_named(files, parsing, tmp_path, capsys):
     words = train_tokenizer(WORDS, vocab_size=270, show_progress=False)
     noisy_translator(words).save_pretrained(tmp_path / "translator")

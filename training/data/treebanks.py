@@ -10,7 +10,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 from datasets.exceptions import DatasetGenerationError
 
 from .readers import DataError, check_file, read_lines
-from .trees import TOP, Tree, TreeError, linearise, read_trees, without_functions, without_traces
+from .trees import TOP, Tree, TreeError, linearise, parse_tree, read_trees, without_functions, without_traces
 
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,34 @@ def read_treebank(file: str) -> Iterator[tuple[int, Tree]]:
         raise DataError(f"{file}:{error.line}: column {error.column}: {error.reason}") from error
     if number == 0:
         raise DataError(f"{file}: no trees.")
+
+
+def read_sentences(file: str) -> Iterator[str]:
+    """Yield the lines of a text file, or of standard input for `-`; of a file of trees, the words of each tree.
+
+    Raises:
+        DataError: The file cannot be read, or a tree is malformed.
+    """
+    if not is_treebank(file):
+        yield from read_lines(file)
+        return
+    for _, tree in read_treebank(file):
+        yield " ".join(tree.words())
+
+
+def parse_lines(file: str, lines: list[str]) -> list[Tree]:
+    """Trees of the lines of a file, one a line.
+
+    Raises:
+        DataError: A line is not a tree. The message names file, line and column.
+    """
+    trees = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            trees.append(parse_tree(line))
+        except TreeError as error:
+            raise DataError(f"{file}:{number}: column {error.column}: {error.reason}") from error
+    return trees
 
 
 def _stripped(file: str) -> Iterator[tuple[Tree | None, int, int]]:

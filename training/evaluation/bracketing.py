@@ -12,7 +12,6 @@ from typing import Any
 from sacrebleu.metrics.base import Metric, Score, Signature
 
 from ..data.brackets import agreement, f1, gold_tags
-from ..data.readers import DataError
 from ..data.trees import Tree, TreeError, parse_tree, restore
 
 
@@ -92,12 +91,3 @@ def predicted_tree(text: str, gold: Tree) -> tuple[Tree | None, bool]:
             return None, False
     tree, counts = restore(symbols, gold.words())
     return tree, bool(counts)
-
-
-def check_gold(file: str, lines: list[str]) -> None:
-    """Raise DataError, which names file and line, unless each line is a tree."""
-    for number, line in enumerate(lines, start=1):
-        try:
-            parse_tree(line)
-        except TreeError as error:
-            raise DataError(f"{file}:{number}: column {error.column}: {error.reason}") from error

@@ -7,11 +7,11 @@ from pathlib import Path
 from sacrebleu.metrics.base import Metric
 from tqdm import tqdm
 
+from ..data.treebanks import parse_lines
 from ..files import write_whole
 from ..inference.loading import load_checkpoint
 from ..inference.parsing import parse
 from ..inference.translation import translate
-from .bracketing import check_gold
 from .choices import BRACKETING
 from .comet import comet, find_comet
 from .metrics import MetricScore, build_metrics, by_length, compare, examples, measure
@@ -69,7 +69,7 @@ def _read(args: argparse.Namespace) -> Texts:
     texts = read_texts(args.hypotheses, references, sources, args.baseline)
     if BRACKETING in args.metrics:
         for file, lines in zip(references, texts.references):
-            check_gold(file, lines)
+            parse_lines(file, lines)  # to name the line of a malformed tree
     return texts
 
 

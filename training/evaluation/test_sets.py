@@ -6,6 +6,7 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 
 from ..data.readers import DataError, read_columns
+from ..data.treebanks import is_treebank, parse_lines
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Texts:
 
 
 def read_texts(hypotheses: str | None, references: list[str], sources: str | None, baselines: list[str]) -> Texts:
-    """Read parallel texts from files.
+    """Read parallel texts from files. Sources in a file of trees, one a line, are the words of the trees.
 
     Raises:
         DataError: A file is empty or malformed, a reference is empty, or the numbers of lines differ.
@@ -41,7 +42,10 @@ def read_texts(hypotheses: str | None, references: list[str], sources: str | Non
             if not line.strip():
                 raise DataError(f"{file}:{number}: empty reference. Remove the line from all files.")
     outputs = columns[len(optional_files) + len(references) :]
-    return Texts(optional.get(hypotheses), streams, optional.get(sources), list(zip(baselines, outputs)))
+    sentences = optional.get(sources)
+    if sources and is_treebank(sources):
+        sentences = [" ".join(tree.words()) for tree in parse_lines(sources, sentences)]
+    return Texts(optional.get(hypotheses), streams, sentences, list(zip(baselines, outputs)))
 
 
 def named_test_set(name: str) -> tuple[str, list[str]]:

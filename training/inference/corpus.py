@@ -8,6 +8,7 @@ from itertools import chain, islice, zip_longest
 from tqdm import tqdm
 
 from ..data.readers import DataError, read_lines
+from ..data.treebanks import read_sentences
 from ..data.trees import tree_words
 from .long_lines import split_line
 from .search import Request, Search, Translation
@@ -31,16 +32,17 @@ class Line:
 
 
 def read_sources(file: str, prefix_file: str | None = None) -> Iterator[Line]:
-    """Yield the lines of a text file, or of standard input for `-`, with the prefixes of a parallel file.
+    """Yield the lines of a text file, or of standard input for `-`, with the prefixes of a parallel file. A file of
+    trees has a line of words for each tree.
 
     Raises:
         DataError: The files have different numbers of lines or cannot be read.
     """
     if prefix_file is None:
-        for number, text in enumerate(read_lines(file), start=1):
+        for number, text in enumerate(read_sentences(file), start=1):
             yield Line(number, text)
         return
-    for number, (text, prefix) in enumerate(zip_longest(read_lines(file), read_lines(prefix_file)), start=1):
+    for number, (text, prefix) in enumerate(zip_longest(read_sentences(file), read_lines(prefix_file)), start=1):
         if text is None or prefix is None:
             shorter, longer = (file, prefix_file) if text is None else (prefix_file, file)
             raise DataError(f"{shorter} has {number - 1} lines, and {longer} has more: expected the same number.")

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import hf_vaswani
 
 from ..data.tokenizer import symbol_ids
+from ..data.treebanks import parse_lines
 from ..data.two_sided_tokenizer import TARGET_TOKENIZER
-from ..evaluation.bracketing import check_gold
 from ..evaluation.choices import BRACKETING, DEFAULT_METRICS, LANGUAGES
 from ..evaluation.metrics import build_metrics, compare, measure
 from ..evaluation.perplexity import perplexities
@@ -164,7 +164,7 @@ def _check_trees(test: EvaluationSet) -> None:
         raise ValueError(f"--test-references: expected one file of trees for a parser, found {len(more) + 1} files.")
     if test.tokenized:
         raise ValueError("--tokenized is about BLEU, and the model is a parser.")
-    check_gold(gold, test.texts.references[0])
+    parse_lines(gold, test.texts.references[0])
 
 
 def earlier_card(folder: Path, repo_id: str, revision: str | None, keep: str | None) -> str | None:
