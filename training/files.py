@@ -166,27 +166,32 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def folder_written_whole(path: Path) -> Iterator[Path]:
+def folder_written_whole(path: Path, replace: bool = False) -> Iterator[Path]:
     """Context that yields a new folder, and moves it to `path` atomically if the context ends without an error.
 
-    If the process is killed, `path` is as it was before, or the complete new folder.
+    If the process is killed, `path` is as it was before, or the complete new folder. If it is killed while it replaces
+    a folder, both may stand beside `path` under temporary names.
 
     Args:
         path (`Path`): Folder to write: a new or an empty one. Missing parents are created.
+        replace (`bool`): Replace a folder that is not empty.
 
     Raises:
         FileExistsError: `path` is something else.
     """
-    if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
+    if path.is_symlink() or (path.exists() and not (path.is_dir() and (replace or not any(path.iterdir())))):
         raise FileExistsError(f"{path}: expected a new name or an empty folder.")
-    partial = _temporary_path(path)
+    partial, earlier = _temporary_path(path), _temporary_path(path)
     partial.mkdir(parents=True)
     try:
         yield partial
         for file in (file for file in partial.rglob("*") if file.is_file()):
             with open(file, "rb") as written:
                 os.fsync(written.fileno())
+        if replace and path.exists():
+            path.rename(earlier)
         partial.rename(path)  # fails if the folder has been filled meanwhile
+        shutil.rmtree(earlier, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -226,11 +225,10 @@ def test_generated_data_replace_files_only(kind, here, capsys):
     assert not (here / "data" / "test.en").exists()
 
 
-@pytest.mark.parametrize("name", ["mean", "mean.partial", "mean.earlier"])
-def test_an_average_grows_in_no_linked_folder(name, here, capsys):
+def test_an_average_grows_in_no_linked_folder(here, capsys):
     (here / "elsewhere").mkdir()
     (here / "elsewhere" / "precious").write_text("precious")
-    (here / name).symlink_to("elsewhere")
+    (here / "mean").symlink_to("elsewhere")
     assert main(["average", "--checkpoints", "nowhere", "--output", "mean"]) == 1
-    assert re.search(rf"\b{re.escape(name)} (is|exists)\b", capsys.readouterr().err)
+    assert "mean exists" in capsys.readouterr().err
     assert [path.name for path in (here / "elsewhere").iterdir()] == ["precious"]

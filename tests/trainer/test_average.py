@@ -38,6 +38,18 @@ def test_the_last_checkpoints_by_step_are_averaged(run, tokenizer):
     assert not any("partial" in path.name for path in run.iterdir())
 
 
+def test_folders_with_similar_names_stay(run):
+    for name in ("mean.partial", "mean.earlier"):
+        (run / name).mkdir()
+        (run / name / "precious").write_text("precious")
+    average([run / "checkpoint-80"], str(run / "mean"))
+    average([run / "checkpoint-90"], str(run / "mean"), replace=True)
+    for name, weight in weights(run / "mean").items():
+        torch.testing.assert_close(weight, weights(run / "checkpoint-90")[name])
+    assert sorted(path.name for path in run.glob("mean*")) == ["mean", "mean.earlier", "mean.partial"]
+    assert all((run / name / "precious").is_file() for name in ("mean.partial", "mean.earlier"))
+
+
 def test_named_checkpoints_are_averaged(run):
     names = [str(run / f"checkpoint-{step}") for step in (80, 90, 100)]
     assert main(["average", "--checkpoints", *names, "--output", str(run / "mean")]) == 0

@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -17,6 +16,7 @@ from transformers.trainer_callback import TrainerState
 
 from hf_vaswani import VaswaniForConditionalGeneration
 
+from ..files import folder_written_whole
 from ..inference.loading import load_model, load_tokenizer
 from ..json_records import read_record
 from .arguments import VaswaniTrainingArguments
@@ -27,7 +27,6 @@ from .checkpoints import (
     complete_checkpoints,
     naming_what_failed,
     regular_steps,
-    sync,
 )
 
 
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 
 RECORD = "averaged_from.json"
-LEFTOVERS = ("partial", "earlier")  # suffixes of the temporary folders beside an average
 
 
 def last_checkpoints(run: str, count: int) -> list[Path]:
@@ -106,9 +104,6 @@ def check_output(output: Path, replace: bool) -> None:
     """Raise FileExistsError for an existing output; with `replace`, for one that is not an average."""
     if os.path.lexists(output) and not (replace and (output / RECORD).is_file() and not output.is_symlink()):
         raise FileExistsError(f"{output} exists already.")
-    for path in (output.with_name(f"{output.name}.{name}") for name in LEFTOVERS):
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise FileExistsError(f"{path} is in the way: expected an earlier run's folder, or nothing.")
 
 
 def write_checkpoint(
@@ -124,24 +119,18 @@ def write_checkpoint(
         replace (`bool`): Replace an existing average.
 
     Raises:
-        FileExistsError: `output` exists already, or a file has the name of a temporary folder.
+        FileExistsError: `output` exists already.
         OSError: Writing failed.
     """
     check_output(output, replace)
-    partial, earlier = (output.with_name(f"{output.name}.{name}") for name in LEFTOVERS)
-    for leftover in (partial, earlier):
-        shutil.rmtree(leftover, ignore_errors=True)  # ignores files and symbolic links
     output.parent.mkdir(parents=True, exist_ok=True)
-    failure = f"{output.name} could not be written"
-    with naming_what_failed(output.parent, failure, lambda: shutil.rmtree(partial, ignore_errors=True)):
+    with (
+        naming_what_failed(output.parent, f"{output.name} could not be written", lambda: None),
+        folder_written_whole(output, replace) as partial,
+    ):
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         (partial / RECORD).write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        sync(partial)
-    if output.exists():
-        output.rename(earlier)
-    partial.rename(output)
-    shutil.rmtree(earlier, ignore_errors=True)
 
 
 EMA_NAME = "ema"  # folder in each checkpoint
