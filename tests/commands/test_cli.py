@@ -91,7 +91,7 @@ def test_a_broken_state_is_one_line_that_names_file_and_field(tmp_path, capsys, 
 
 def test_a_missing_dependency_names_the_extra(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics.base", None)
-    monkeypatch.delitem(sys.modules, "training.score", raising=False)
+    monkeypatch.delitem(sys.modules, "training.evaluation.scoring", raising=False)  # imports it first
     assert main(["score", "--hypotheses", "x", "--references", "y"]) == 1
     assert "pip install 'hf-vaswani[train]'" in capsys.readouterr().err
 
