@@ -470,7 +470,8 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @torch.no_grad()
 def test_a_compiled_forward_is_one_graph_for_all_shapes(taught, implementation, fresh_compiler):
     taught.set_attn_implementation(implementation)
@@ -527,7 +528,8 @@ def test_inductor_computes_the_same(taught, fresh_compiler):
     assert torch.equal(outputs[:, 1:], LEARNED)
 
 
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, True])
 @torch.no_grad()
 def test_an_exported_model_computes_the_same_for_other_shapes(taught, strict):
     batch, source, target = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "source", "target"))

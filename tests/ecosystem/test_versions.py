@@ -81,6 +81,7 @@ for name, attempt in attempts.items():
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_names_an_older_version_wherever_it_is_loaded(tmp_path):
     tiny_model().save_pretrained(tmp_path / "checkpoint")
     done = subprocess.run(
