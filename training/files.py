@@ -165,6 +165,16 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text.encode("utf-8"))
 
 
+def sync(folder: Path) -> None:
+    """Sync a folder and its content to disk."""
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 @contextlib.contextmanager
 def folder_written_whole(path: Path, replace: bool = False) -> Iterator[Path]:
     """Context that yields a new folder, and moves it to `path` atomically if the context ends without an error.
@@ -185,9 +195,7 @@ def folder_written_whole(path: Path, replace: bool = False) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        for file in (file for file in partial.rglob("*") if file.is_file()):
-            with open(file, "rb") as written:
-                os.fsync(written.fileno())
+        sync(partial)
         if replace and path.exists():
             path.rename(earlier)
         partial.rename(path)  # fails if the folder has been filled meanwhile

@@ -17,13 +17,13 @@ from hf_vaswani.checksums_vaswani import checksum
 
 from ..evaluation.metrics import build_metrics, measure
 from ..evaluation.perplexity import perplexities
-from ..files import write_whole
+from ..files import sync, write_whole
 from ..inference.loading import load_checkpoint
 from ..inference.translation import translate
 from ..paper import UPDATES
 from ..trainer.arguments import DataArguments, VaswaniTrainingArguments, parse_arguments
 from ..trainer.averaging import RECORD
-from ..trainer.checkpoints import complete_checkpoints, sync
+from ..trainer.checkpoints import complete_checkpoints
 from ..trainer.cost import cost
 from ..trainer.manifest import changes, model_fields, read_manifest
 from ..trainer.resumable_trainer import MANIFEST_NAME

@@ -22,6 +22,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_vaswani import check_weights
 from hf_vaswani.checksums_vaswani import CHECKSUMS_NAME, checksum, read_checksums
 
+from ..files import sync
 from ..json_records import read_record
 
 
@@ -228,16 +229,6 @@ def naming_what_failed(place: Path, what: str, then: Callable[[], str | None]) -
         free = shutil.disk_usage(place).free  # PyTorch's error does not mention a full disk
         message = f"{place}: {what}, with {free:,} bytes free there: {error}. {then() or ''}"
         raise OSError(message.strip()) from error
-
-
-def sync(folder: Path) -> None:
-    """Sync a folder and its content to disk."""
-    for path in (*folder.rglob("*"), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def put_in_place(folder: Path, place: Path) -> None:
