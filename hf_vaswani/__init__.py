@@ -8,6 +8,7 @@ from .versions_vaswani import OLDEST  # isort: skip  # noqa: F401 (first, for it
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, pipelines
 
+from . import compiled
 from .checksums_vaswani import check_weights
 from .configuration_vaswani import TABLE_3, VaswaniConfig
 from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel, VaswaniPreTrainedModel
@@ -26,6 +27,8 @@ pipelines.PIPELINE_REGISTRY.register_pipeline(
     "translation", VaswaniTranslationPipeline, AutoModelForSeq2SeqLM, type="text"
 )
 VaswaniConfig.pipelines_are_registered = True
+
+compiled.load()
 
 # Save the model's code with every checkpoint.
 VaswaniConfig.register_for_auto_class()

@@ -487,8 +487,7 @@ class Int8Linear(nn.Module):
         if inputs.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("8-bit layers are for inference: they have no gradients.")
         integers, scale = quantize_rows(inputs.reshape(-1, self.in_features))
-        outputs = torch._int_mm(integers, self.weight).float().mul_(self.scale)
-        outputs = outputs.mul_(scale) if self.bias is None else torch.addcmul(self.bias, outputs, scale)
+        outputs = scale_rows(torch._int_mm(integers, self.weight), scale, self.scale, self.bias)
         return outputs.unflatten(0, inputs.shape[:-1]).to(inputs.dtype)
 
     def extra_repr(self) -> str:
@@ -498,8 +497,57 @@ class Int8Linear(nn.Module):
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round `rows` `(rows, features)` to 8-bit integers, with one scale `(rows, 1)` for each row."""
     rows = rows.float()
+    compiled = compiled_kernels(rows.device)
+    return _quantize_rows(rows) if compiled is None else compiled.quantize_rows(rows)
+
+
+def _quantize_rows(rows):
     scale = rows.abs().amax(1, keepdim=True).div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale
+
+
+def scale_rows(
+    products: torch.Tensor, scale: torch.Tensor, column_scale: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute `products * column_scale * scale + bias`.
+
+    Args:
+        products (`torch.Tensor` of shape `(rows, features)`): int32, or float32, which may be overwritten.
+        scale (`torch.Tensor` of shape `(rows, 1)`): Scale of each row.
+        column_scale (`torch.Tensor` of shape `(features,)`): Scale of each feature; `None` if products are float32.
+        bias (`torch.Tensor` of shape `(features,)`, *optional*): Numbers to add to every row.
+
+    Returns:
+        `torch.Tensor` of shape `(rows, features)`, float32.
+    """
+    compiled = compiled_kernels(products.device)
+    if compiled is None:
+        return _scale_rows(products, scale, column_scale, bias)
+    if column_scale is not None:
+        return compiled.scale_rows(products, scale, column_scale, bias)
+    compiled.scale_rows_(products, scale, bias)
+    return products
+
+
+def _scale_rows(products, scale, column_scale, bias):
+    outputs = products if column_scale is None else products.float().mul_(column_scale)
+    return outputs.mul_(scale) if bias is None else torch.addcmul(bias, outputs, scale)
+
+
+def compiled_kernels(device: torch.device):
+    """Operators of `kernels.cpp`; `None` where `compiled.py` has not loaded them, or cannot be used."""
+    return None if device.type != "cpu" or torch.compiler.is_compiling() else _compiled_kernels()
+
+
+@cache
+def _compiled_kernels():
+    operators = torch.ops.hf_vaswani
+    if not hasattr(operators, "scale_rows_"):
+        return None
+    rows, bias = torch.linspace(-1, 1, 7 * 64).view(7, 64), torch.linspace(-3, 3, 64)
+    integers, scale = _quantize_rows(rows)
+    expected = _scale_rows(integers.int(), scale, bias.abs(), bias)
+    return operators if torch.equal(operators.scale_rows(integers.int(), scale, bias.abs(), bias), expected) else None
 
 
 class PackedInt8Linear:
@@ -517,8 +565,7 @@ class PackedInt8Linear:
             *(integers, 1.0, 0, self.weight, self.scale, self.zeros, None),
             *(1.0, 0, torch.float32, "none", [], ""),
         )
-        outputs = outputs.mul_(scale) if self.bias is None else torch.addcmul(self.bias, outputs, scale)
-        return outputs.unflatten(0, inputs.shape[:-1]).to(inputs.dtype)
+        return scale_rows(outputs, scale, None, self.bias).unflatten(0, inputs.shape[:-1]).to(inputs.dtype)
 
 
 @cache
@@ -549,6 +596,7 @@ __all__ = [
     "PackedLinear",
     "attention_dtype",
     "best_continuations",
+    "compiled_kernels",
     "dropout",
     "fastest_attention",
     "has_fused_int8",
@@ -559,5 +607,6 @@ __all__ = [
     "projected_cross_entropy",
     "quantize_linear_layers",
     "quantize_rows",
+    "scale_rows",
     "softmax",
 ]

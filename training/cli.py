@@ -15,6 +15,7 @@ COMMANDS = {
     "score-pairs": "print the log probabilities of given translations",
     "align": "align the words of translations with the words of their sources",
     "convert": "convert models of other toolkits (OPUS-MT, Marian, FSMT) to checkpoints, and back",
+    "compile": "compile kernels that make 8-bit models faster",
     "publish": "push a checkpoint to the Hub",
     "ablate": "train rows of the paper's Table 3 and compare the results with the paper's",
     "curves": "draw the loss, BLEU or F1 and learning rate of a run",

@@ -21,6 +21,8 @@ def environment() -> dict[str, str]:
     """Names and values of the properties of this environment that results can depend on, in report order."""
     import torch
 
+    from hf_vaswani.kernels_vaswani import compiled_kernels
+
     from .hardware import cores, device_name
 
     facts = {OWN: version(OWN)}
@@ -31,6 +33,7 @@ def environment() -> dict[str, str]:
     facts["threads"] = f"{torch.get_num_threads()}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}"
     facts["accelerators"] = "; ".join(accelerators()) or "none"
     facts["PyTorch built for"] = f"CUDA {torch.version.cuda or 'no'}, ROCm {torch.version.hip or 'no'}"
+    facts["compiled kernels"] = "no" if compiled_kernels(torch.device("cpu")) is None else "yes"
     return facts | {name: version(name) for name in PACKAGES}
 
 

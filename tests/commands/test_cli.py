@@ -211,7 +211,7 @@ def parser_of(name: str) -> Parser:
 def test_every_option_has_two_spellings_and_no_abbreviation(name, capsys):
     options = {option for action in parser_of(name)._actions for option in action.option_strings}
     long = [option for option in options if re.search("[a-z][-_]", option)]
-    assert long or name in {"curves", "demo-data", "env"}
+    assert long or name in {"compile", "curves", "demo-data", "env"}
     shown = "_" if name == "train" else "-"
     for option in long:
         assert option == "--help-all" or shown in option[2:]
