@@ -48,6 +48,7 @@ from training.evaluation.report import Report, as_json
 from training.publishing.hub import NAMES, WEIGHTS, _is_of
 
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
 CODE = sorted(path.name for path in Path(hf_vaswani.__file__).parent.glob("*_vaswani.py"))
 MODEL_FILES = ["README.md", "checksums.json", "config.json", "generation_config.json", "model.safetensors", *CODE]
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]

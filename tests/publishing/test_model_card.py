@@ -29,6 +29,8 @@ from training.evaluation.metrics import Interval, MetricScore
 from training.evaluation.report import Report, as_json
 from training.inference.loading import load_checkpoint
 from training.publish import license_identifier
+from training.publishing import model_card
+from training.publishing.curves import draw_curves
 from training.publishing.deviations import deviations, papers_model
 from training.publishing.model_card import merge
 from training.publishing.records import Run, find_run, without_paths
@@ -291,6 +293,7 @@ def test_no_path_of_the_machine_is_in_what_is_written(card, run, tmp_path):
 
 
 def test_without_matplotlib_there_is_a_notice_and_no_picture(run, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(model_card, "draw_curves", draw_curves)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert write(run, tmp_path) == 0
     assert "picture of the curves" in caplog.text and "hf-vaswani[plots]" in caplog.text

@@ -241,7 +241,7 @@ def test_the_guides_recipe_is_valid(tmp_path):
 
 
 RECIPES = {"ablation_multi30k", "demo", "finetune", "multi30k_en_de", "multi30k_en_fr", "tatoeba_en_de"}
-PARSING = {"parsing_craft", "parsing_wsj", "parsing_wsj_semi"}
+PARSING = {"parsing_craft", "parsing_craft_short", "parsing_wsj", "parsing_wsj_semi"}
 WMT14 = {"wmt14_en_de_base", "wmt14_en_de_big", "wmt14_en_fr_base", "wmt14_en_fr_big"}
 
 
