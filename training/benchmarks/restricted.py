@@ -1,6 +1,6 @@
 """Benchmark full and restricted self-attention against sentence length: Table 1, measured.
 
-    OMP_NUM_THREADS=1 python -m training.benchmarks.restricted
+    python -m training.benchmarks.restricted
 
 Measured is one self-attention of the base model in a sentence of `n` random tokens, in float32 on a CPU, without the
 four projections: its mask, scores, softmax and weighted sum. "full" sees all positions. "restricted" sees a
@@ -33,7 +33,7 @@ from hf_vaswani.window_vaswani import restricted
 from .memory import peak_memory
 
 
-LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+LENGTHS = (16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096)
 KINDS = ("full", "masked", "restricted")
 
 
@@ -65,6 +65,7 @@ class SelfAttention:
 
 def measure(connection, kind: str, length: int, args: argparse.Namespace) -> None:
     """Send the CPU seconds, clock seconds and bytes of one attention to a connection."""
+    torch.set_num_threads(args.threads)
     attention = SelfAttention(kind, args.window, args.side == "decoder")
     states = torch.randn(1, length, attention.config.d_model, requires_grad=args.training)
 
@@ -124,11 +125,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--window", type=int, default=64, help="size of the neighbourhood, r (%(default)s)")
     parser.add_argument("--side", choices=("encoder", "decoder"), default="encoder", help="stack (%(default)s)")
     parser.add_argument("--training", action="store_true", help="measure the gradients too")
+    parser.add_argument("--threads", type=int, default=1, help="threads (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="measured calls (%(default)s)")
     args = parser.parse_args(argv)
     results = {length: {kind: measure_apart(kind, length, args) for kind in KINDS} for length in args.lengths}
     print(table(results, args.window, VaswaniConfig().d_model))
-    print(json.dumps({**vars(args), "threads": torch.get_num_threads(), "results": results}))
+    print(json.dumps({**vars(args), "results": results}))
 
 
 if __name__ == "__main__":
