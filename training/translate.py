@@ -82,6 +82,8 @@ def _add_search(group: OptionGroup) -> None:
     add("--target-prefix", help="text file parallel to --input with the words that each translation must begin with")
     add("--unconstrained", action="store_true", help="let --format tree search among all outputs, and mend those that "
         "are no trees (default: search among trees with one tag per word)")  # fmt: skip
+    add("--tag-lexicon", nargs="+", metavar="TREES", help=".trees files, such as the training data: let --format tree "
+        "give each word only tags that it has there, or that rare words have if it is rare; needs beams")  # fmt: skip
 
 
 def _add_sampling(group: OptionGroup) -> None:
@@ -141,13 +143,18 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def _check_trees(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Check the options that `--format tree` excludes or that only it has, and set the default of `--long-lines`."""
     if args.format != "tree":
-        if args.unconstrained:
-            parser.error("--unconstrained needs --format tree")
+        for name in ("unconstrained", "tag_lexicon"):
+            if getattr(args, name):
+                parser.error(f"--{name.replace('_', '-')} needs --format tree")
         args.long_lines = args.long_lines or "split"
         return
     if args.long_lines == "split":
         parser.error("--format tree has one tree per line, got --long-lines split")
     args.long_lines = "error"
+    if args.tag_lexicon and args.unconstrained:
+        parser.error("--tag-lexicon restricts the search, which --unconstrained does not")
+    for file in args.tag_lexicon or []:
+        check_file(file)
     if args.target_prefix is not None:
         parser.error(f"--format tree takes no prefixes, got --target-prefix {args.target_prefix}")
     if args.engine != "torch" and not args.unconstrained:

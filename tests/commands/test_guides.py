@@ -104,6 +104,7 @@ def files(pairs, tokenizer, tmp_path_factory) -> Path:
         (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
     (folder / "test.words").write_text("the man sleeps\n", encoding="utf-8")
     (folder / "test.trees").write_text(TREE, encoding="utf-8")
+    (folder / "train.trees").write_text(TREE * 60, encoding="utf-8")
     train_run(folder)
     for split, count in (("train", 60), ("val", 4)):
         with gzip.open(folder / f"{split}.trees.gz", "wt", encoding="utf-8") as file:
@@ -207,7 +208,8 @@ def run_hf_vaswani(words: list[str], capsys) -> None:
         output = Path(parse_arguments(options)[2].output_dir)
         if "--resume" not in options and output.is_dir():
             shutil.rmtree(output)
-        options = [*options, *STEPS, *([] if "--init_from" in options else FROM_SCRATCH)]
+        fine_tunes = {"--init_from", "parsing_craft"} & set(options)
+        options = [*options, *STEPS, *([] if fine_tunes else FROM_SCRATCH)]
     if command == "ablate":
         own, _, fields = " ".join(options).partition(" -- ")
         options = [*own.split(), "--", *fields.split(), *STEPS, *FROM_SCRATCH]

@@ -72,6 +72,42 @@ def test_every_line_becomes_a_tree_over_its_words(command, caplog, beams):
     assert report(caplog) == "Mended 0 of 5 trees."
 
 
+def test_words_get_the_tags_that_they_have_in_given_trees(command, tmp_path):
+    trees = tmp_path / "train.trees"
+    for given, other in (("NN", ","), (",", "NN")):
+        trees.write_text(f"(S ({given} cats) ({given} sleep))\n" * 5, encoding="utf-8")
+        line, _ = command("--tag-lexicon", str(trees), "--num-beams", "4", text="cats sleep\n")
+        assert f"({given} cats)" in line and f"({given} sleep)" in line and f"({other} " not in line
+
+
+def test_another_lexicon_does_not_continue(command, tmp_path, capsys):
+    trees = tmp_path / "train.trees"
+    trees.write_text("(S (NN cats))\n" * 5, encoding="utf-8")
+    words = ("--tag-lexicon", str(trees), "--window", "2")
+    with interrupted_after(3):
+        command(*words)
+    capsys.readouterr()
+    trees.write_text("(S (NN dogs))\n" * 5, encoding="utf-8")
+    assert command(*words, "--resume") is None
+    assert "tag_lexicon" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "text", "--tag-lexicon", __file__], "--tag-lexicon needs --format tree"),
+        (["--unconstrained", "--tag-lexicon", __file__], "--unconstrained"),
+        (["--tag-lexicon", "none.trees"], "none.trees"),
+    ],
+)
+def test_a_lexicon_restricts_a_search_for_trees(command, capsys, words, message):
+    try:
+        assert command(*words) is None
+    except SystemExit as stop:
+        assert stop.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_the_words_of_trees_are_parsed(command, tmp_path):
     expected = command(text="cats sleep\nthe dogs sleep\n")
     trees = "(S (NN cats) (NN sleep))\n(TOP\n  (S (NP (DT the) (NN dogs))\n     (VBP sleep)))\n"

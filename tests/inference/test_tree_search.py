@@ -6,6 +6,7 @@ from transformers import LogitsProcessorList
 
 from hf_vaswani.decoding_vaswani import gnmt_length_penalty
 from support.models import BOS, EOS, noisy_translator
+from training.data.tag_lexicon import TagLexicon
 from training.data.tokenizer import symbol_ids, train_tokenizer, with_symbols
 from training.data.trees import linearise, parse_tree, restore
 from training.inference.forced_decoding import id_log_probabilities
@@ -29,7 +30,7 @@ def model(tokenizer):
 
 def requests(tokenizer, sentences=SENTENCES) -> list[Request]:
     ids = tokenizer(sentences)["input_ids"]
-    return [Request(ids, key=(i,), words=len(text.split())) for i, (ids, text) in enumerate(zip(ids, sentences))]
+    return [Request(ids, key=(i,), words=text.split()) for i, (ids, text) in enumerate(zip(ids, sentences))]
 
 
 def search_of(models, tokenizer, constrained: bool = True, **options) -> Search:
@@ -115,6 +116,53 @@ def test_every_loop_and_every_batch_finds_the_same_well_formed_trees(model, toke
         assert not counts and linearise(tree) == text.split()
     free = search_of(ensemble, tokenizer, constrained=False, num_beams=beams)
     assert any(restore(row[0].text.split(), sentence.split())[1] for row, sentence in zip(free(batch), SENTENCES))
+
+
+LEXICON = "(A (X cats) (, sleep))\n" * 5 + "(A (X the) (X a) (X dog) (UH cat) (, ,))\n" * 5
+
+
+@pytest.fixture
+def lexicon(tmp_path):
+    (tmp_path / "a.trees").write_text(LEXICON, encoding="utf-8")
+    return TagLexicon([str(tmp_path / "a.trees")])
+
+
+@pytest.mark.parametrize(
+    ("words", "so_far", "tags"),
+    [
+        ("cats sleep", "(A", {"X"}),
+        ("cats sleep", "(A X", {","}),
+        ("a cats sleep", "(A X X", {","}),
+        ("cat dogs", "(A", {"X", ","}),  # the only tag of `cat` is no symbol of the parser
+        ("cat dogs", "(A X", {"X", ","}),  # an unknown word, and no word of the lexicon is rare
+        ("cats sleep", "(A X ,", set()),
+    ],
+)
+def test_a_word_may_have_the_tags_of_the_lexicon(model, tokenizer, lexicon, words, so_far, tags):
+    ids = symbol_ids(tokenizer)
+    batch = requests(tokenizer, ["the", words])
+    constraint = tree_constraint(Search([model], tokenizer), lexicon)(batch)
+    prefix = torch.tensor([[BOS, *(ids[symbol] for symbol in so_far.split())]])
+    scores = constraint.process(prefix, torch.zeros(1, len(tokenizer)), sentences=torch.tensor([1]))
+    assert {tag for tag in ("X", ",") if scores[0, ids[tag]] == 0} == tags
+
+
+def test_trees_have_the_tags_of_the_lexicon(model, tokenizer, lexicon):
+    search = Search([model], tokenizer, num_beams=6, n_best=4)
+    search.constraint = tree_constraint(search, lexicon)
+    known, seen = {"cats": "X", "sleep": ",", "the": "X", "a": "X", "dog": "X", ",": ","}, set()
+    for rows, sentence in zip(search(requests(tokenizer)), SENTENCES):
+        for row in rows:
+            tree, mended = restore(row.text.split(), sentence.split())
+            assert not mended
+            seen |= set(zip(tree.words(), tree.tags()))
+    assert {(word, tag) for word, tag in seen if word in known} == set(known.items())
+
+
+def test_a_lexicon_of_other_tags_is_an_error(model, tokenizer, tmp_path):
+    (tmp_path / "a.trees").write_text("(A (UH cats))\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no tag of the lexicon"):
+        tree_constraint(Search([model], tokenizer), TagLexicon([str(tmp_path / "a.trees")]))
 
 
 def test_samples_and_n_best_lists_are_well_formed(model, tokenizer):

@@ -152,13 +152,14 @@ class RequestBuilder:
             )
         return prefix
 
-    def _words(self, line: Line, source_tokens: int) -> int:
-        words, longest = len(tree_words(line.text)), self.search.longest_output(source_tokens)
-        if longest is not None and longest < TreeConstraint.shortest(words):
+    def _words(self, line: Line, source_tokens: int) -> list[str]:
+        words, longest = tree_words(line.text), self.search.longest_output(source_tokens)
+        shortest = TreeConstraint.shortest(len(words))
+        if longest is not None and longest < shortest:
             raise LineError(
                 f"{_name(self.file)}:{line.number}",
-                f"a tree of {words} words has at least {TreeConstraint.shortest(words)} tokens, but the output of "
-                f"{source_tokens} source tokens has at most {longest}.",
+                f"a tree of {len(words)} words has at least {shortest} tokens, but the output of {source_tokens} "
+                f"source tokens has at most {longest}.",
             )
         return words
 

@@ -13,8 +13,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_vaswani import VaswaniConfig
+from hf_vaswani.checksums_vaswani import checksum
 
 from ..data.readers import is_interactive
+from ..data.tag_lexicon import TagLexicon
 from ..files import is_stream
 from .checkpoint_files import GENERATION
 from .choices import ENGINES
@@ -40,6 +42,8 @@ def describe(args: argparse.Namespace) -> dict:
         settings["engine"] = args.engine
     if args.format == "tree":
         settings["unconstrained"] = args.unconstrained
+    if args.tag_lexicon:
+        settings["tag_lexicon"] = [checksum(Path(file))["sha256"] for file in args.tag_lexicon]
     return {"settings": settings, "files": model_files(args.model)}
 
 
@@ -197,7 +201,8 @@ def translate_file(args: argparse.Namespace, load_search: Callable) -> None:
         if "max_extra_tokens" in args.options:
             check_max_extra_tokens(search.model)
         if args.format == "tree":
-            constraint = tree_constraint(search)  # also for its checks
+            lexicon = TagLexicon(args.tag_lexicon) if args.tag_lexicon else None
+            constraint = tree_constraint(search, lexicon)  # also for its checks
             search.constraint = None if args.unconstrained else constraint
         options = {"split": args.long_lines == "split", "skip": args.skip_bad_lines or is_interactive(args.input)}
         return RequestBuilder(search, args.input, args.target_prefix, limit, trees=args.format == "tree", **options)

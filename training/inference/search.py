@@ -87,13 +87,13 @@ class Request:
         ids (`list[int]`): Source tokens, with the end token.
         prefix (`list[int]`): Target tokens that every translation must begin with.
         key (`tuple[int, ...]`): Key of the sentence's random generators in sampling.
-        words (`int`): Number of words of the sentence, for the search of a parser.
+        words (`list[str]`): Words of the sentence, for the search of a parser.
     """
 
     ids: list[int]
     prefix: list[int] = field(default_factory=list)
     key: tuple[int, ...] = ()
-    words: int = 0
+    words: list[str] = field(default_factory=list)
 
 
 @dataclass

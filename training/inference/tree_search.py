@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vaswani.decoding_vaswani import SentenceProcessor, end_tokens
 
+from ..data.tag_lexicon import TagLexicon
 from ..data.tokenizer import symbol_ids
 from .search import Request, Search
 
@@ -74,11 +75,15 @@ class TreeConstraint(SentenceProcessor):
         words (`torch.Tensor` of shape `(sentences,)`): Number of words of each sentence, at least 1.
         limits (`torch.Tensor` of shape `(sentences,)`): Greatest number of tokens of each output, end token included;
             at least that of [`shortest`].
+        lexicon (`torch.Tensor` of shape `(sentences, words, tokens)`, *optional*): True for the tokens that are no
+            tags, and for the tags that each word may have, at least one.
     """
 
-    def __init__(self, symbols: TreeSymbols, words: torch.Tensor, limits: torch.Tensor):
+    def __init__(
+        self, symbols: TreeSymbols, words: torch.Tensor, limits: torch.Tensor, lexicon: torch.Tensor | None = None
+    ):
         super().__init__(len(words))
-        self.symbols, self.words, self.limits = symbols, words, limits
+        self.symbols, self.words, self.limits, self.lexicon = symbols, words, limits, lexicon
 
     @staticmethod
     def shortest(words: int) -> int:
@@ -110,15 +115,24 @@ class TreeConstraint(SentenceProcessor):
         may[:, END] = ~(may.any(-1) | may_close)  # at the end, and where nothing else is possible
         tokens = self.symbols.tokens
         allowed = may[:, self.symbols.kinds[tokens]] | ((tokens == closing) & may_close[:, None])  # (rows, tokens)
+        if self.lexicon is not None:
+            next_word = (words - words_left).clamp(max=self.lexicon.shape[1] - 1)
+            allowed &= self.lexicon[sentences.repeat_interleave(rows_each), next_word]
         kept = scores[:, tokens].masked_fill(~allowed, -torch.inf)
         return torch.full_like(scores, -torch.inf).index_copy_(1, tokens, kept)
 
 
-def tree_constraint(search: Search) -> Callable[[list[Request]], TreeConstraint]:
+def tree_constraint(search: Search, lexicon: TagLexicon | None = None) -> Callable[[list[Request]], TreeConstraint]:
     """Function that builds the constraint of a batch of requests.
 
+    Args:
+        search (`Search`): Search with the parser and its tokenizer.
+        lexicon (`TagLexicon`, *optional*): Tags that each word may have. A word none of whose tags is a symbol of the
+            parser may have any.
+
     Raises:
-        ValueError: The model is not a parser, or nothing limits the length of its outputs.
+        ValueError: The model is not a parser, nothing limits the length of its outputs, or it knows no tag of the
+            lexicon.
     """
     symbols = TreeSymbols.of(search.model, search.tokenizer)
     if search.longest_output(1) is None:
@@ -127,9 +141,25 @@ def tree_constraint(search: Search) -> Callable[[list[Request]], TreeConstraint]
             "max_extra_tokens in generation_config.json, or --max-extra-tokens of `translate`."
         )
 
+    ids = symbol_ids(search.tokenizer)
+    if lexicon is not None and not any(tag in ids for tags in lexicon.counts.values() for tag in tags):
+        raise ValueError(
+            f"{search.model.name_or_path or 'The model'}: no tag of the lexicon is a symbol of the parser."
+        )
+    are_tags = symbols.kinds[symbols.tokens] == TAG
+
+    def tokens_of(word: str) -> torch.Tensor:
+        tags = torch.tensor([ids[tag] for tag in lexicon.tags(word) if tag in ids], device=symbols.tokens.device)
+        allowed = torch.isin(symbols.tokens, tags)
+        return allowed | ~are_tags if allowed.any() else torch.ones_like(are_tags)
+
     def of_batch(requests: list[Request]) -> TreeConstraint:
-        words = torch.tensor([request.words for request in requests], device=search.model.device)
+        words = torch.tensor([len(request.words) for request in requests], device=search.model.device)
         limits = [search.longest_output(len(request.ids)) for request in requests]
-        return TreeConstraint(symbols, words, torch.tensor(limits, device=search.model.device))
+        allowed = None
+        if lexicon is not None:
+            each = [torch.stack([tokens_of(word) for word in request.words]) for request in requests]
+            allowed = torch.nn.utils.rnn.pad_sequence(each, batch_first=True, padding_value=True)
+        return TreeConstraint(symbols, words, torch.tensor(limits, device=search.model.device), allowed)
 
     return of_batch
