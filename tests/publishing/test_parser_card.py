@@ -218,5 +218,25 @@ def test_curves_show_f1_where_a_run_has_it(tmp_path, metric, title, other):
     history = [{"step": 1, "loss": 5.0}, {"step": 2, "eval_loss": 4.0, f"eval_{metric}": 20.0}]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
     assert main(["curves", "--run", str(tmp_path), "--output", str(tmp_path / "curves.svg")]) == 0
-    comments = re.findall(r"<!-- (.*?) -->", (tmp_path / "curves.svg").read_text(encoding="utf-8"))
+    comments = drawn(tmp_path)
     assert title in comments and not [text for text in comments if other in text]
+
+
+@pytest.mark.parametrize(
+    ("history", "titles"),
+    [
+        ([{"step": 1, "loss": 5.0, "learning_rate": 0.1}], {"loss per token", "learning rate"}),
+        ([{"step": 1, "eval_loss": 5.0}], {"loss per token"}),
+        ([], {"loss per token"}),
+    ],
+)
+def test_what_was_not_measured_is_not_drawn(tmp_path, history, titles):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
+    assert main(["curves", "--run", str(tmp_path), "--output", str(tmp_path / "curves.svg")]) == 0
+    assert {"loss per token", "BLEU", "bracketing F1", "learning rate"} & set(drawn(tmp_path)) == titles
+
+
+def drawn(folder) -> list[str]:
+    """Texts in a picture, which has them as comments."""
+    return re.findall(r"<!-- (.*?) -->", (folder / "curves.svg").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Draw a run: loss, learning rate, and BLEU or F1 against the step, from the Trainer's own log."""
+"""Draw a run: loss, learning rate, and BLEU or F1 if it was measured, against the step, from the Trainer's own log."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from ..trainer.checkpoints import STATE_NAME, read_state
 
 LOSS = ("loss per token", (("loss", "training (label-smoothed)"), ("eval_loss", "evaluation")))
 BLEU = ("BLEU", (("eval_bleu", "evaluation"),))
-F1 = ("bracketing F1", (("eval_f1", "evaluation"),))  # of a parser, in place of BLEU
+F1 = ("bracketing F1", (("eval_f1", "evaluation"),))  # of a parser
 LEARNING_RATE = ("learning rate", (("learning_rate", "learning rate"),))
 
 
@@ -35,9 +35,10 @@ def draw_curves(run: str, output: str) -> None:
             f"{state}: no such file; expected the folder of a finished run or of one of its checkpoints."
         )
     history = read_state(Path(run)).get("log_history", [])
-    panels = (LOSS, F1 if any("eval_f1" in entry for entry in history) else BLEU, LEARNING_RATE)
+    keys = {key for entry in history for key in entry}
+    panels = [panel for panel in (LOSS, BLEU, F1, LEARNING_RATE) if keys & {key for key, _ in panel[1]}] or [LOSS]
     figure = Figure(figsize=(4.5 * len(panels), 3.5), layout="constrained")
-    for axes, (title, curves) in zip(figure.subplots(1, len(panels)), panels):
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         for key, label in curves:
             points = [(entry["step"], entry[key]) for entry in history if key in entry]
             if points:
