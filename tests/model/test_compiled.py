@@ -24,7 +24,7 @@ import hf_vaswani
 from hf_vaswani import compiled, kernels_vaswani
 
 kernels = kernels_vaswani.compiled_kernels(torch.device("cpu"))
-assert compiled.library_path().exists() and kernels is not None
+assert compiled.kernel_file().exists() and kernels is not None
 
 torch.manual_seed(0)
 for rows in (1, 2, 70):
@@ -73,7 +73,7 @@ def test_compiled_kernels_give_the_numbers_of_pytorch(tmp_path):
 
 
 def test_a_library_that_cannot_be_loaded_is_named(folder, caplog):
-    path = compiled.library_path()
+    path = compiled.kernel_file()
     path.parent.mkdir()
     path.write_bytes(b"no library")
     compiled.load()
@@ -88,6 +88,6 @@ def test_without_a_compiler_nothing_is_written(folder, monkeypatch):
 
 
 def test_another_version_of_pytorch_needs_another_library(folder, monkeypatch):
-    before = compiled.library_path()
+    before = compiled.kernel_file()
     monkeypatch.setattr(torch, "__version__", "99.0")
-    assert compiled.library_path() != before
+    assert compiled.kernel_file() != before
